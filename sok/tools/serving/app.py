@@ -14,6 +14,7 @@ from typing import Any
 from aiohttp import web
 
 from sok.tools.serving import control
+from sok.tools.serving.access import Access
 from sok.tools.serving.gate import Gate, Limits
 from sok.tools.serving.metrics import CONTENT_TYPE, Metrics
 from sok.tools.serving.models import Models
@@ -34,12 +35,12 @@ class App:
         models: what is served.
         limits: what is refused.
         metrics: what counts.
-        with_control: whether clients may load and unload.
+        access: who may ask, and who may load and unload.
     """
 
-    def __init__(self, models: Models, limits: Limits, metrics: Metrics, with_control: bool) -> None:
+    def __init__(self, models: Models, limits: Limits, metrics: Metrics, access: Access) -> None:
         self._models, self._limits, self._metrics = models, limits, metrics
-        self._with_control = with_control
+        self._access = access
         self._gate = Gate(limits.requests, metrics.running)
         self._answering = 0
         self._pool = ThreadPoolExecutor(limits.threads, "predict")
@@ -47,7 +48,9 @@ class App:
 
     def application(self) -> web.Application:
         """What aiohttp runs."""
-        app = web.Application(client_max_size=self._limits.request_bytes, middlewares=[self._counted, _told_as_json])
+        app = web.Application(
+            client_max_size=self._limits.request_bytes, middlewares=[self._counted, _told_as_json, self._allowed]
+        )
         for way in (_MODEL, _VERSION):
             app.router.add_get(way, self._status)
             app.router.add_get(f"{way}/metadata", self._metadata)
@@ -65,6 +68,12 @@ class App:
             return await handler(request)
         finally:
             self._answering -= 1
+
+    @web.middleware
+    async def _allowed(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        is_control = request.match_info.get("verb") in control.COMMANDS
+        self._access.check(request.headers.get("Authorization"), is_control)
+        return await handler(request)
 
     async def answered(self, seconds: float) -> None:
         """Waits until no request is being answered, for so many seconds at the most."""
@@ -105,7 +114,7 @@ class App:
             raise Refused(501, f":{verb} takes tf.Examples, which are not offered here. Ask :predict.")
         if verb not in _VERBS:
             raise Refused(404, f"There is no :{verb}. There are: {', '.join(':' + known for known in _VERBS)}.")
-        if not self._with_control:
+        if not self._access.with_control:
             raise Refused(403, f":{verb} is offered where the server was started with --control.")
         if "Origin" in request.headers:
             raise Refused(403, f":{verb} is not for pages in browsers.")
@@ -182,7 +191,10 @@ async def _told_as_json(request: web.Request, handler: Handler) -> web.StreamRes
     try:
         return await handler(request)
     except Refused as refused:
-        return _json({"error": str(refused)}, refused.status)
+        answer = _json({"error": str(refused)}, refused.status)
+        if refused.status == 401:
+            answer.headers["WWW-Authenticate"] = 'Bearer realm="sok serve"'
+        return answer
     except web.HTTPException as error:
         words = f"{request.method} {request.path}: {error.reason}. docs/serving.md has the URLs."
         answer = _json({"error": words}, error.status)

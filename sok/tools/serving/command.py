@@ -37,6 +37,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="let clients load and unload models: whoever reaches the port can then load any SavedModel there is",
     )
+    parser.add_argument("--tls-cert", metavar="FILE", help="PEM: encrypt, with this certificate (and those above it)")
+    parser.add_argument("--tls-key", metavar="FILE", help="PEM: its key (default: in the file of the certificate)")
+    parser.add_argument(
+        "--tls-client-ca", metavar="FILE", help="PEM: clients must have a certificate of one of these authorities"
+    )
+    parser.add_argument(
+        "--token-file", metavar="FILE", help="clients must have a token, one a line here: Authorization: Bearer TOKEN"
+    )
+    parser.add_argument(
+        "--control-token-file", metavar="FILE", help="as --control, for clients that have a token of this file alone"
+    )
     parser.add_argument(
         "--max-request-bytes",
         type=_bytes,
