@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import shutil
 import signal
 import socket
@@ -26,24 +27,43 @@ def missing() -> str:
     return f"there is no {' and no '.join(lacking)} (apt-get install redis-server)" if lacking else ""
 
 
+@dataclasses.dataclass(frozen=True)
+class Tls:
+    """Files of a server that talks TLS alone: its certificate and key, and the authority of both sides, PEM."""
+
+    cert: str
+    key: str
+    ca: str
+    wants_client: bool = False  # whether clients must have a certificate, too
+
+    def options(self, port: int) -> list[str]:
+        said = ["--port", "0", "--tls-port", str(port), "--tls-cert-file", self.cert, "--tls-key-file", self.key]
+        said += ["--tls-ca-cert-file", self.ca, "--tls-auth-clients", "yes" if self.wants_client else "no"]
+        return [*said, "--tls-replication", "yes", "--tls-cluster", "yes"]
+
+
 class Server:
     """One redis-server process in a folder of its own; `start` again after `kill` keeps the port."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
-        self.port = free_port()
+    def __init__(self, folder: Path, *options: str, tls: Tls | None = None) -> None:
+        self.port, self.tls = free_port(), tls
         self.address = f"127.0.0.1:{self.port}"
         self._folder, self._options = folder / str(self.port), options
         self._folder.mkdir()
         self.start()
 
     def start(self) -> None:
-        command = ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self._folder)]
+        port = ["--port", str(self.port)] if self.tls is None else self.tls.options(self.port)
+        command = ["redis-server", *port, "--bind", "127.0.0.1", "--dir", str(self._folder)]
         command += ["--save", "", "--appendonly", "no", "--repl-diskless-sync-delay", "0", *self._options]
         with open(self._folder / "log", "ab") as log:
             self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, preexec_fn=_dies_with_us)
         until(self._answers, 20, f"redis-server at {self.address} answers")
 
     def client(self, **more: object) -> redis.Redis:
+        if self.tls is not None:
+            more |= {"ssl": True, "ssl_ca_certs": self.tls.ca, "ssl_check_hostname": False}
+            more |= {"ssl_certfile": self.tls.cert, "ssl_keyfile": self.tls.key}
         return redis.Redis(port=self.port, socket_timeout=5, **more)
 
     def kill(self) -> None:
@@ -74,13 +94,13 @@ def _dies_with_us() -> None:
 
 
 @contextlib.contextmanager
-def servers(number: int, *options: str) -> Iterator[list[Server]]:
+def servers(number: int, *options: str, tls: Tls | None = None) -> Iterator[list[Server]]:
     """Servers that know nothing of one another."""
     with tempfile.TemporaryDirectory(prefix="sok_redis_") as folder:
         started: list[Server] = []
         try:
             for _ in range(number):
-                started.append(Server(Path(folder), *options))
+                started.append(Server(Path(folder), *options, tls=tls))
             yield started
         finally:
             for server in started:
@@ -88,11 +108,13 @@ def servers(number: int, *options: str) -> Iterator[list[Server]]:
 
 
 @contextlib.contextmanager
-def cluster(primaries: int, replicas: int = 0, timeout_ms: int = 1000) -> Iterator[list[Server]]:
+def cluster(
+    primaries: int, replicas: int = 0, timeout_ms: int = 1000, tls: Tls | None = None
+) -> Iterator[list[Server]]:
     """The nodes of a cluster: the primaries, then `replicas` of each. A primary that is away so long is replaced."""
     options = ["--cluster-enabled", "yes", "--cluster-node-timeout", str(timeout_ms)]
     options += ["--cluster-require-full-coverage", "no", "--cluster-allow-replica-migration", "no"]
-    with servers(primaries * (1 + replicas), *options) as nodes:
+    with servers(primaries * (1 + replicas), *options, tls=tls) as nodes:
         _join(nodes, primaries)
         yield nodes
 

@@ -90,7 +90,8 @@ struct RedisClient::Job {
   bool is_open() const { return failed.empty() && connection != nullptr && !expected.empty(); }
 };
 
-RedisClient::RedisClient(RedisOptions options) : options_(std::move(options)) {}
+RedisClient::RedisClient(RedisOptions options)
+    : options_(std::move(options)), tls_(options_.tls.is_on ? std::make_shared<TlsContext>(options_.tls) : nullptr) {}
 RedisClient::~RedisClient() = default;
 
 std::shared_ptr<RedisClient> RedisClient::Shared(const RedisOptions& options) {
@@ -98,8 +99,10 @@ std::shared_ptr<RedisClient> RedisClient::Shared(const RedisOptions& options) {
   static std::map<std::string, std::weak_ptr<RedisClient>> clients;
   std::string key;
   for (const std::string& address : options.addresses) key += address + '\n';
-  for (const std::string& text : {options.username, options.password, std::to_string(options.database),
-                                  std::to_string(options.timeout_ms), std::to_string(options.connect_timeout_ms)})
+  for (const std::string& text :
+       {options.username, options.password, std::to_string(options.database), std::to_string(options.timeout_ms),
+        std::to_string(options.connect_timeout_ms), std::to_string(options.tls.is_on * 2 + options.tls.checks_host),
+        options.tls.ca, options.tls.cert, options.tls.key})
     key += std::to_string(text.size()) + ' ' + text;
   const std::lock_guard<std::mutex> lock(mutex);
   std::shared_ptr<RedisClient> client = clients[key].lock();
@@ -286,6 +289,8 @@ void RedisClient::Drive(std::vector<std::unique_ptr<Job>>* jobs, Time until) {
       try {
         open[i]->connection->Advance();
         open[i]->TakeAll();
+      } catch (const NotTrusted& e) {
+        throw FailedPrecondition("Redis at " + open[i]->address + ": " + e.what() + ". Nothing was asked of it.");
       } catch (const ConnectionError& e) {
         open[i]->failed = e.what();
       }
@@ -319,7 +324,7 @@ std::unique_ptr<RedisConnection> RedisClient::Lease(const std::string& address) 
       return connection;
     }
   }
-  return std::make_unique<RedisConnection>(address);
+  return std::make_unique<RedisConnection>(address, tls_);
 }
 
 void RedisClient::GiveBack(const std::string& address, std::unique_ptr<RedisConnection> connection) {
@@ -386,7 +391,7 @@ std::shared_ptr<const RedisClient::Topology> RedisClient::TopologyOf(const std::
   jobs.push_back(std::make_unique<Job>());
   Job& job = *jobs[0];
   job.address = address;
-  job.connection = std::make_unique<RedisConnection>(address);
+  job.connection = std::make_unique<RedisConnection>(address, tls_);
   QueueCredentials(&job);
   job.Queue({"CLUSTER", "SLOTS"}, 0);
   Drive(&jobs, until);

@@ -19,12 +19,13 @@ std::string Said(const char* doing, int error) { return std::string(doing) + ": 
 
 }  // namespace
 
-RedisConnection::RedisConnection(const std::string& address)
+RedisConnection::RedisConnection(const std::string& address, const std::shared_ptr<TlsContext>& tls)
     : reader_(redisReaderCreate(), redisReaderFree), begun_(std::chrono::steady_clock::now()) {
   if (reader_ == nullptr) throw std::bad_alloc();
   const size_t colon = address.rfind(':');
   std::string host = address.substr(0, colon);
   if (host.size() > 1 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
+  if (tls != nullptr) tls_ = std::make_unique<TlsSession>(tls, host);
   addrinfo hints = {}, *found = nullptr;
   hints.ai_socktype = SOCK_STREAM;
   const int failed = getaddrinfo(host.c_str(), address.substr(colon + 1).c_str(), &hints, &found);
@@ -56,13 +57,15 @@ void RedisConnection::Queue(const std::vector<std::string_view>& command) {
   char* text = nullptr;
   const auto bytes = redisFormatCommandArgv(&text, static_cast<int>(parts.size()), parts.data(), lengths.data());
   if (bytes < 0) throw std::bad_alloc();
-  out_.append(text, static_cast<size_t>(bytes));
+  text_.append(text, static_cast<size_t>(bytes));
   redisFreeCommand(text);
   ++num_waiting_;
 }
 
 short RedisConnection::events() const {
-  return is_connecting_ || sent_ < out_.size() ? static_cast<short>(POLLIN | POLLOUT) : static_cast<short>(POLLIN);
+  // What waits for an agreement is not to be sent yet.
+  const bool sends = sent_ < out_.size() || (!text_.empty() && !is_connecting());
+  return is_connecting_ || sends ? static_cast<short>(POLLIN | POLLOUT) : static_cast<short>(POLLIN);
 }
 
 void RedisConnection::Advance() {
@@ -77,9 +80,16 @@ void RedisConnection::Advance() {
   }
   Send();
   Receive();
+  if (tls_ != nullptr) Send();  // what came may ask for an answer, or let commands travel
 }
 
 void RedisConnection::Send() {
+  if (tls_ != nullptr) {
+    tls_->Send(&text_, &out_);
+  } else {
+    out_ += text_;
+    text_.clear();
+  }
   while (sent_ < out_.size()) {
     const ssize_t sent = send(socket_, out_.data() + sent_, out_.size() - sent_, MSG_NOSIGNAL);
     if (sent < 0 && errno == EINTR) continue;
@@ -99,10 +109,20 @@ void RedisConnection::Receive() {
     if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
     if (got < 0) throw ConnectionError(Said("cannot receive", errno));
     if (got == 0) throw ConnectionError("the server has closed the connection");
-    if (redisReaderFeed(reader_.get(), buffer, static_cast<size_t>(got)) != REDIS_OK) {
-      throw ConnectionError(std::string("no answer in Redis' protocol: ") + reader_->errstr);
+    if (tls_ == nullptr) {
+      Feed(buffer, static_cast<size_t>(got));
+    } else {
+      std::string text;
+      tls_->Receive(buffer, static_cast<size_t>(got), &text);
+      Feed(text.data(), text.size());
     }
     if (got < static_cast<ssize_t>(sizeof(buffer))) return;
+  }
+}
+
+void RedisConnection::Feed(const char* text, size_t n) {
+  if (n > 0 && redisReaderFeed(reader_.get(), text, n) != REDIS_OK) {
+    throw ConnectionError(std::string("no answer in Redis' protocol: ") + reader_->errstr);
   }
 }
 

@@ -7,24 +7,20 @@
 #include <chrono>
 #include <deque>
 #include <memory>
-#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <vector>
 
-namespace sok {
+#include "tls.h"
 
-// The connection is of no more use; the text does not name the address.
-struct ConnectionError : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
+namespace sok {
 
 using RedisReplyPtr = std::shared_ptr<redisReply>;
 
 class RedisConnection {
  public:
-  // Begins to connect. The name of a host is looked up here, which the system may take its time for.
-  explicit RedisConnection(const std::string& address);
+  // Begins to connect, with `tls` to talk it. The name of a host is looked up here, which the system may take its time for.
+  explicit RedisConnection(const std::string& address, const std::shared_ptr<TlsContext>& tls = nullptr);
   ~RedisConnection();
   RedisConnection(const RedisConnection&) = delete;
   RedisConnection& operator=(const RedisConnection&) = delete;
@@ -37,7 +33,8 @@ class RedisConnection {
 
   int socket() const { return socket_; }
   short events() const;
-  bool is_connecting() const { return is_connecting_; }
+  // Until both sides have agreed on how to talk.
+  bool is_connecting() const { return is_connecting_ || (tls_ != nullptr && !tls_->is_ready()); }
   // Whether all commands are answered.
   bool is_idle() const { return num_waiting_ == 0; }
   bool was_used() const { return was_used_; }
@@ -46,12 +43,15 @@ class RedisConnection {
  private:
   void Send();
   void Receive();
+  void Feed(const char* text, size_t n);
 
   int socket_ = -1;
   bool is_connecting_ = true;
   bool was_used_ = false;
   int64_t num_waiting_ = 0;
-  std::string out_;
+  std::unique_ptr<TlsSession> tls_;
+  std::string text_;  // commands that are not in out_ yet
+  std::string out_;   // what goes over the socket
   size_t sent_ = 0;
   std::unique_ptr<redisReader, void (*)(redisReader*)> reader_;
   std::chrono::steady_clock::time_point begun_;

@@ -92,6 +92,17 @@ class RedisTable final : public ServingTable {
     options.password = Environment("SOK_REDIS_PASSWORD");
     options.timeout_ms = static_cast<int>(number("timeout_ms"));
     options.connect_timeout_ms = static_cast<int>(number("connect_timeout_ms"));
+    options.tls.is_on = words.count("tls") > 0;
+    if (options.tls.is_on) {
+      options.tls.checks_host = number("check_hostname") != 0;
+      const auto file = [&](const char* word, const char* variable) {
+        const std::string of_this_host = Environment(variable);
+        return of_this_host.empty() ? text(word) : of_this_host;
+      };
+      options.tls.ca = file("ca", "SOK_REDIS_CA");
+      options.tls.cert = file("cert", "SOK_REDIS_CERT");
+      options.tls.key = file("key", "SOK_REDIS_KEY");
+    }
     bits_ = static_cast<int>(number("bucket_bits"));
     if (bits_ > 13 || options.addresses.empty()) throw DamagedFile(path + ": the source of its rows makes no sense");
     max_request_bytes_ = number("max_request_bytes");

@@ -18,12 +18,21 @@ namespace sok {
 
 constexpr int kRedisSlots = 16384;  // of a cluster
 
+// How to talk TLS, if at all.
+struct TlsOptions {
+  bool is_on = false;
+  std::string ca;         // PEM: authorities that are trusted; empty: the system's
+  std::string cert, key;  // PEM: of the client; empty: none
+  bool checks_host = true;
+};
+
 struct RedisOptions {
   std::vector<std::string> addresses;  // "host:port"; of a cluster any of its nodes, else the server and its replicas
   int database = 0;
   std::string username, password;  // empty: none
   int timeout_ms = 1000;           // of a call of `Run`
-  int connect_timeout_ms = 200;
+  int connect_timeout_ms = 200;    // TLS agreed on included
+  TlsOptions tls;
 };
 
 // The slot of a cluster in which a key with this hash tag lies.
@@ -39,11 +48,13 @@ struct RedisRead {
 };
 
 class RedisConnection;
+class TlsContext;
 
 // Thread-safe. Connections are kept for later calls. Rows of a version never change, so that replicas answer where a
 // primary does not; what a replica lacks is asked of the others before it counts as missing.
 class RedisClient {
  public:
+  // Throws FailedPrecondition for files of TLS that do not hold what they should.
   explicit RedisClient(RedisOptions options);
   ~RedisClient();
 
@@ -93,7 +104,8 @@ class RedisClient {
                  std::string* why);
 
   const RedisOptions options_;
-  std::mutex mutex_;  // of all that follows
+  const std::shared_ptr<TlsContext> tls_;  // null: none
+  std::mutex mutex_;                       // of all that follows
   std::shared_ptr<const Topology> topology_;
   bool is_stale_ = false;
   Time read_at_;

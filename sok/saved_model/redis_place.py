@@ -7,6 +7,7 @@ import dataclasses
 import os
 import re
 import urllib.parse
+from typing import Any
 
 SLOTS = 16384  # of a cluster
 ROWS_PER_BUCKET = 16384
@@ -15,6 +16,7 @@ PASSWORD = "SOK_REDIS_PASSWORD"
 EXAMPLE = "redis://host:6379/0?prefix=ctr"
 _SIZES = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _MAX_ADDRESSES_BYTES = 1000  # they stand in the head of each table's file
+_MAX_PATH_BYTES = 400  # so do these
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +34,10 @@ class RedisPlace:
         max_request_bytes: of rows that one lookup may need from Redis.
         grace_seconds: how long an older version is readable after a newer one was published.
         lease_seconds: after which an export that says nothing counts as dead.
+        tls: whether connections are encrypted.
+        ca: file of the authorities that are trusted, PEM; "" for those of the system.
+        cert, key: files of the client's certificate and its key, PEM; "" for none.
+        check_hostname: whether the server's certificate must be of the host that is asked.
     """
 
     addresses: tuple[str, ...]
@@ -45,11 +51,16 @@ class RedisPlace:
     max_request_bytes: int = 64 << 20
     grace_seconds: int = 3600
     lease_seconds: int = 30
+    tls: bool = False
+    ca: str = ""
+    cert: str = ""
+    key: str = ""
+    check_hostname: int = 1
 
     def __str__(self) -> str:
         """The URL, without what is secret."""
         user = f"{self.username}@" if self.username else ""
-        return f"redis://{user}{','.join(self.addresses)}/{self.database}?prefix={self.prefix}"
+        return f"redis{'s' * self.tls}://{user}{','.join(self.addresses)}/{self.database}?prefix={self.prefix}"
 
     def source(self, version: str, table: int, bits: int) -> str:
         """What the file of a table says of where its rows are. The password stays out of it."""
@@ -66,6 +77,9 @@ class RedisPlace:
             "cache_bytes": self.cache_bytes,
             "max_request_bytes": self.max_request_bytes,
         }
+        if self.tls:
+            words |= {"tls": 1, "ca": self.ca, "cert": self.cert, "key": self.key}
+            words["check_hostname"] = self.check_hostname
         return "".join(f"{word} {value}\n" for word, value in words.items())
 
     def bucket_names(self, version: str, table: int, bits: int) -> list[str]:
@@ -88,30 +102,34 @@ def place_of(url: object) -> RedisPlace:
     if not isinstance(url, str):
         raise TypeError(f"`rows` must be a URL such as '{EXAMPLE}'. Received: {url!r}.")
     scheme, _, rest = url.partition("://")
-    if scheme in ("rediss", "redis+tls"):
+    if scheme not in ("redis", "rediss"):
         raise ValueError(
-            "`rows`: no TLS: the library that reads Redis here (hiredis 0.14) has none. Let a tunnel on this host "
-            "(stunnel, a sidecar proxy) encrypt, and name it by redis://127.0.0.1:port. Received a URL of scheme "
-            f"'{scheme}'."
+            f"`rows` must be a URL such as '{EXAMPLE}', or one of scheme 'rediss' for TLS. Received one of scheme "
+            f"'{scheme[:20]}'."
         )
-    if scheme != "redis":
-        raise ValueError(f"`rows` must be a URL such as '{EXAMPLE}'. Received one of scheme '{scheme[:20]}'.")
     rest, _, query = rest.partition("?")
     rest, _, database = rest.partition("/")
     credentials, _, hosts = rest.rpartition("@")
     username, _, password = (urllib.parse.unquote(part) for part in credentials.partition(":"))
     said: dict[str, str] = {}
     for name, value in urllib.parse.parse_qsl(query, keep_blank_values=True):
-        if name not in _NUMBERS and name != "prefix":
-            raise ValueError(f"`rows`: unknown setting '{name}'. Known: prefix, {', '.join(_NUMBERS)}.")
+        if name not in _NUMBERS and name not in _FILES and name != "prefix":
+            raise ValueError(f"`rows`: unknown setting '{name}'. Known: {', '.join(['prefix', *_NUMBERS, *_FILES])}.")
+        if scheme == "redis" and (name in _FILES or name == "check_hostname"):
+            raise ValueError(f"`rows`: '{name}' is a setting of TLS, of a URL that begins with rediss://.")
         said[name] = value
+    files = {name: _file(name, said.pop(name, os.environ.get(variable, ""))) for name, variable in _FILES.items()}
+    settings: dict[str, Any] = dict(files) if scheme == "rediss" else {}
+    prefix = said.pop("prefix", "")
+    settings |= {name: _number(name, value, *_NUMBERS[name]) for name, value in said.items()}
     place = RedisPlace(
         addresses=_addresses(hosts),
         database=_number("database", database or "0", 0, 1 << 20),
         username=username,
         password=password or os.environ.get(PASSWORD, ""),
-        prefix=said.pop("prefix", ""),
-        **{name: _number(name, value, *_NUMBERS[name]) for name, value in said.items()},
+        prefix=prefix,
+        tls=scheme == "rediss",
+        **settings,
     )
     if not re.fullmatch(r"[A-Za-z0-9_.:-]{1,100}", place.prefix):
         raise ValueError(
@@ -130,7 +148,16 @@ _NUMBERS = {
     "max_request_bytes": (1, 1 << 40),
     "grace_seconds": (0, 10 * 365 * 86400),
     "lease_seconds": (1, 86400),
+    "check_hostname": (0, 1),
 }
+# Of TLS, and the variables of the environment that name them where the URL does not.
+_FILES = {"ca": "SOK_REDIS_CA", "cert": "SOK_REDIS_CERT", "key": "SOK_REDIS_KEY"}
+
+
+def _file(name: str, path: str) -> str:
+    if path and (len(path.encode()) > _MAX_PATH_BYTES or not path.isprintable()):
+        raise ValueError(f"`rows`: {name} must be the path of a file, of at most {_MAX_PATH_BYTES} bytes.")
+    return path
 
 
 def _number(name: str, value: str, least: int, most: int) -> int:

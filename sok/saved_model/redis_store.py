@@ -55,20 +55,26 @@ def connected(place: RedisPlace) -> Any:
     said = []
     common: dict[str, Any] = {"username": place.username or None, "password": place.password or None}
     common |= {"socket_timeout": 10.0, "socket_connect_timeout": 5.0}
+    if place.tls:
+        files = {"ssl_ca_certs": place.ca, "ssl_certfile": place.cert, "ssl_keyfile": place.key}
+        common |= {"ssl": True, "ssl_check_hostname": bool(place.check_hostname)}
+        common |= {name: path or None for name, path in files.items()}
+    # What answers nothing is asked once: redis-py would go on for a minute.
+    once = {"retry": redis.retry.Retry(redis.backoff.NoBackoff(), 0), "socket_timeout": 5.0}
     for address in place.addresses:
-        host, _, port = address.rpartition(":")
-        client = redis.Redis(host=host.strip("[]"), port=int(port), db=place.database, **common)
+        host, port = _host_and_port(address)
         try:
-            if client.info("cluster").get("cluster_enabled"):
+            with redis.Redis(host=host, port=port, db=place.database, **common | once) as client:
+                is_cluster = client.info("cluster").get("cluster_enabled")
+                role = client.info("replication")["role"]
+            if is_cluster:
                 nodes = [ClusterNode(*_host_and_port(one)) for one in place.addresses]
-                client.close()
                 return RedisCluster(startup_nodes=nodes, **common)
-            if client.info("replication")["role"] == "master":
-                return client
+            if role == "master":
+                return redis.Redis(host=host, port=port, db=place.database, **common)
             said.append(f"{address} is a replica")
         except redis.exceptions.RedisError as error:
             said.append(f"{address}: {type(error).__name__}: {error}")
-        client.close()
     raise OSError(f"rows in {place}: no server that can be written: {'; '.join(said)}")
 
 

@@ -134,7 +134,6 @@ def test_a_process_with_the_library_alone_serves_it(server, tmp_path):
     ("url", "said"),
     [
         ("http://a", "scheme 'http'"),
-        ("rediss://a?prefix=p", "no TLS"),
         ("redis://a", "must say `prefix`"),
         ("redis://a?prefix=a{b}", "must say `prefix`"),
         ("redis://a:x?prefix=p", "'a:x' is no host:port"),

@@ -63,7 +63,7 @@ class Access:
             raise Refused(401, "The token is none that may do this.")
 
     def refresh(self) -> None:
-        """Reads files that have changed. Of one that does not hold what it should the log says so; what was read stays."""
+        """Reads files that have changed. Bad ones are not taken: the log says so, and what was read stays."""
         now = self._now()
         if now == self._seen:
             return
