@@ -48,7 +48,7 @@ __device__ __forceinline__ void Gather(const CombineWork& work, int64_t begin, i
         if (row[a].at != nullptr) value[a] = Load4(row[a].at + column, count);
       SOK_UNROLL
       for (int64_t a = 0; kFresh && a < kAhead; ++a)
-        if (row[a].is_fresh) value[a] = FreshColumns(f, f.fresh.keys[s + a * step], column);
+        if (row[a].is_fresh) value[a] = FreshColumns(f, f.fresh.keys.At(s + a * step), column);
       SOK_UNROLL
       for (int64_t a = 0; a < kAhead; ++a)
         if (s + a * step < end) Store4(output + (s + a * step) * f.output_stride + column, value[a], count);
@@ -77,7 +77,7 @@ __device__ __forceinline__ void Pool(const CombineWork& work, int64_t s, int64_t
         if (i + a >= last) continue;
         const FeatureRow row = RowAt<kFresh>(f, i + a, column == 0 ? work.first_bad : nullptr);
         if (row.at != nullptr) value[a] = Load4(row.at + column, count);
-        if (kFresh && row.is_fresh) value[a] = FreshColumns(f, f.fresh.keys[i + a], column);
+        if (kFresh && row.is_fresh) value[a] = FreshColumns(f, f.fresh.keys.At(i + a), column);
         if (f.weights != nullptr) weight[a] = f.weights[i + a];
       }
       SOK_UNROLL
@@ -164,7 +164,7 @@ void CombineGroup(const Cuda& cuda, DeviceScratch* scratch, const DeviceFeature*
     one.segments_per_block = (kThreads >> one.lane_bits) * kAhead;
     blocks += (features[k].segments.segments + one.segments_per_block - 1) / one.segments_per_block;
     work.push_back(one);
-    has_fresh = has_fresh || features[k].fresh.keys != nullptr;
+    has_fresh = has_fresh || features[k].fresh.is_on();
   }
   if (work.empty()) return;
   const int64_t count = static_cast<int64_t>(work.size());

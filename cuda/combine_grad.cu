@@ -32,7 +32,7 @@ __global__ void DotsKernel(DeviceFeature feature, const float* grad, float* dots
         if (!kFresh || row.at != nullptr) {
           a = Load4(row.at + column, count);
         } else {
-          a = FreshColumns(feature, feature.fresh.keys[i], column);
+          a = FreshColumns(feature, feature.fresh.keys.At(i), column);
         }
         for (int j = 0; j < 4; ++j) dot += a.x[j] * b.x[j];
       }
@@ -88,7 +88,7 @@ __global__ void AddendsOfRowsKernel(const float* grad, const int64_t* index, Dev
 void CombineGradWeights(const Cuda& cuda, const DeviceFeature& feature, const float* grad, float* grad_weights,
                         uint64_t* first_bad) {
   if (feature.weights == nullptr) throw InvalidArgument("a feature without weights has no gradient in them.");
-  Launch(feature.fresh.keys == nullptr ? DotsKernel<false> : DotsKernel<true>,
+  Launch(feature.fresh.is_on() ? DotsKernel<true> : DotsKernel<false>,
          GridFor(feature.segments.n * kRowLanes, kThreads), kThreads, 0, cuda, feature, grad, grad_weights, first_bad);
   Launch(GradWeightsKernel, GridFor(feature.segments.segments, kThreads), kThreads, 0, cuda, feature, grad_weights,
          first_bad);

@@ -294,7 +294,7 @@ std::vector<DeviceTable::Reading> DeviceTable::ReadGroup(const Cuda& cuda, const
 
 DeviceTable::Reading DeviceTable::State::ReadUnder(std::shared_ptr<void> lock) const {
   const uint64_t num_legal = config.hashed ? 0 : config.num_legal();
-  const FreshRows fresh = {nullptr, initializer, config.partition(), config.rank, num_legal};
+  const FreshRows fresh = {DeviceKeys(), initializer, config.partition(), config.rank, num_legal};
   return {rows.view(), num_rows(), fresh, std::move(lock)};
 }
 

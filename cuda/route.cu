@@ -10,6 +10,7 @@
 #include "detail/upload.h"
 #include "detail/vector4.h"
 #include "detail/work_of_block.h"
+#include "sok/device_keys.h"
 #include "sok/device_words.h"
 #include "sok/error.h"
 #include "sok/exchange.h"
@@ -23,13 +24,12 @@ constexpr uint32_t kNobody = 0xFFFFFFFFu;
 constexpr uint32_t kFirst = 0x80000000u;  // of an index: no position before has that place
 
 struct KeysOfFeature {
-  const void* keys;  // [n]
-  int32_t* index;    // [n]
+  DeviceKeys keys;  // [n]
+  int32_t* index;   // [n]
   int64_t n, first, first_block;
   Partition partition;
   uint64_t num_legal;
   uint32_t table, number;
-  bool is_wide;
 };
 
 // f(feature, i) for the keys of this block, a thread each.
@@ -47,13 +47,7 @@ __device__ __forceinline__ void ForKeys(const KeysOfFeature* features, int64_t n
 __global__ void CellsKernel(const KeysOfFeature* features, int64_t num_features, int64_t num_blocks,
                             uint32_t num_tables, uint64_t* keys, uint32_t* cells, uint64_t* first_bad) {
   ForKeys(features, num_features, num_blocks, [&](const KeysOfFeature& feature, int64_t i) {
-    uint64_t key;
-    if (feature.is_wide) {
-      key = static_cast<const uint64_t*>(feature.keys)[i];
-    } else {
-      const uint32_t narrow = static_cast<const uint32_t*>(feature.keys)[i];
-      key = feature.partition.is_unsigned ? narrow : static_cast<uint64_t>(int64_t{static_cast<int32_t>(narrow)});
-    }
+    const uint64_t key = feature.keys.At(i);
     if (feature.num_legal != 0 && key >= feature.num_legal) {
       ReportBad(first_bad, static_cast<int64_t>(uint64_t{feature.number} << 32 | static_cast<uint64_t>(i)));
     }
@@ -142,8 +136,11 @@ struct Work {
         if ((feature.row_splits != nullptr) != has_splits || feature.n == 0) continue;
         const RouteTable& table = tables[feature.table];
         const Partition partition = {world, table.owner, table.is_unsigned};
-        all.push_back({feature.keys, feature.index, feature.n, n, num_blocks, partition, table.num_legal,
-                       static_cast<uint32_t>(feature.table), static_cast<uint32_t>(f), feature.is_wide});
+        const DeviceKeys keys = feature.is_wide
+                                    ? DeviceKeys(static_cast<const uint64_t*>(feature.keys))
+                                    : DeviceKeys(static_cast<const uint32_t*>(feature.keys), table.is_unsigned);
+        all.push_back({keys, feature.index, feature.n, n, num_blocks, partition, table.num_legal,
+                       static_cast<uint32_t>(feature.table), static_cast<uint32_t>(f)});
         num_blocks += (feature.n + kKeysPerBlock - 1) / kKeysPerBlock;
         n += feature.n;
       }

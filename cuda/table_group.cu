@@ -19,6 +19,7 @@
 #include "detail/table_view.h"
 #include "detail/upload.h"
 #include "detail/work_of_block.h"
+#include "sok/device_words.h"
 #include "sok/error.h"
 
 namespace sok {
@@ -44,9 +45,9 @@ struct GroupTable {
 
 // Keys of one table that lie together.
 struct Piece {
-  const uint64_t* keys;  // [n]
-  float* out;            // [n, dim] or null
-  int64_t* row_ids;      // [n]
+  DeviceKeys keys;   // [n]
+  float* out;        // [n, dim] or null
+  int64_t* row_ids;  // [n]
   int64_t n, first, first_block;
   int64_t table;
 };
@@ -103,7 +104,7 @@ __global__ void FindGroupKernel(KeyGroup group) {
     uint32_t row = kNoRow;
     if (tile.lane < count) {
       const int64_t i = first + tile.lane, position = piece.first + i;
-      key = piece.keys[i];
+      key = piece.keys.At(i);
       row = Search(table.view, key);
       piece.row_ids[i] = row != kNoRow && row != kBadRow ? RowId(table.view, row) : -1;
       if (row == kBadRow && atomicExch(reinterpret_cast<unsigned long long*>(&table.bad->has_key), 1ull) == 0) {
@@ -403,7 +404,14 @@ void Settle(const Cuda& cuda, DeviceScratch* scratch, const DeviceTable::Asked* 
     DeviceTable::State& state = *asked[k].table->state();
     if (!state.HasDecay()) continue;
     uint32_t* found = scratch->Get<uint32_t>(asked[k].n);
-    state.FindRows(cuda, asked[k].keys, asked[k].n, false, false, found, nullptr, nullptr);
+    const uint64_t* keys = asked[k].keys.wide();
+    if (asked[k].keys.is_narrow) {
+      auto* widened = scratch->Get<uint64_t>(asked[k].n);
+      WidenKeys(cuda, static_cast<const uint32_t*>(asked[k].keys.words), asked[k].keys.is_unsigned, asked[k].n,
+                widened);
+      keys = widened;
+    }
+    state.FindRows(cuda, keys, asked[k].n, false, false, found, nullptr, nullptr);
     state.Settle(cuda, scratch, found, asked[k].n);
   }
 }
@@ -412,8 +420,8 @@ void Settle(const Cuda& cuda, DeviceScratch* scratch, const DeviceTable::Asked* 
 
 void DeviceTable::LookupGroup(const Cuda& cuda, DeviceScratch* scratch, const Asked* asked, int64_t num_asked,
                               bool insert) {
-  if (num_asked == 1) {
-    return asked->table->Lookup(cuda, scratch, asked->keys, asked->n, insert, asked->rows, asked->row_ids);
+  if (num_asked == 1 && !asked->keys.is_narrow) {
+    return asked->table->Lookup(cuda, scratch, asked->keys.wide(), asked->n, insert, asked->rows, asked->row_ids);
   }
   GroupLookup lookup(asked, num_asked);
   if (lookup.empty()) return;

@@ -19,8 +19,7 @@ template <bool kFresh>
 __device__ __forceinline__ FeatureRow RowAt(const DeviceFeature& feature, int64_t position, uint64_t* first_bad) {
   int64_t index = feature.index == nullptr ? position : feature.index[position];
   if (index < 0) {
-    const bool is_fresh = kFresh && feature.fresh.keys != nullptr && feature.fresh.Has(feature.fresh.keys[position]);
-    return {nullptr, is_fresh};
+    return {nullptr, kFresh && feature.fresh.is_on() && feature.fresh.Has(feature.fresh.keys.At(position))};
   }
   if (feature.rows.slabs != nullptr) index &= 0xFFFFFFFFll;  // a row id (DeviceTable)
   if (index >= feature.num_rows) {

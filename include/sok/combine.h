@@ -13,6 +13,7 @@
 #include <string>
 
 #include "sok/device.h"
+#include "sok/device_keys.h"
 #include "sok/device_rows.h"
 #include "sok/first_bad.h"
 #include "sok/float_type.h"
@@ -116,12 +117,13 @@ struct DeviceSegments {
 
 // What a position without a row reads, of a table's shard: the fresh row of its key, or zeros where the shard cannot hold that.
 struct FreshRows {
-  const uint64_t* keys = nullptr;  // [n], of the positions; null: all such positions read zeros
+  DeviceKeys keys;  // [n], of the positions; of no words: all such positions read zeros
   InitializerView initializer = {};
   Partition partition;
   int rank = 0;
   uint64_t num_legal = 0;  // keys in [0, num_legal) are legal; 0: every key is
 
+  SOK_HOST_DEVICE bool is_on() const { return keys.words != nullptr; }
   SOK_HOST_DEVICE bool Has(uint64_t key) const {
     return (num_legal == 0 || key < num_legal) && partition.OwnerOf(key) == rank;
   }

@@ -52,7 +52,7 @@ class DeviceTable {
   // Keys that are asked for together; several may be of one table.
   struct Asked {
     DeviceTable* table = nullptr;
-    const uint64_t* keys = nullptr;  // [n]
+    DeviceKeys keys;  // [n]
     int64_t n = 0;
     float* rows = nullptr;       // [n, dim], or null: not wanted
     int64_t* row_ids = nullptr;  // [n]

@@ -39,7 +39,7 @@ inline void SetRows(const DeviceTable::Asked& asked, const DeviceTable::Reading&
   feature->num_rows = reading.num_rows;
   feature->index = asked.row_ids + first;
   feature->fresh = reading.fresh;
-  if (feature->fresh.keys != nullptr) feature->fresh.keys += first;
+  if (feature->fresh.is_on()) feature->fresh.keys = feature->fresh.keys.From(first);
 }
 
 // Rows of gradients that are summed by row id, on the device, with room for as many rows as there are addends. Tables of one

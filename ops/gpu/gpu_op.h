@@ -7,6 +7,7 @@
 
 #include "../op.h"
 #include "sok/device.h"
+#include "sok/device_keys.h"
 #include "sok/device_words.h"
 #include "sok/scratch.h"
 
@@ -43,7 +44,13 @@ class TfDeviceScratch final : public DeviceScratch {
   size_t used_ = 0;
 };
 
-// Keys of any of the four dtypes, which lie on the device, as words there: 64-bit keys are viewed in place.
+// Keys of any of the four dtypes, which lie on the device, as they are.
+inline DeviceKeys KeysOn(const Tensor& keys) {
+  if (tensorflow::DataTypeSize(keys.dtype()) == 8) return static_cast<const uint64_t*>(keys.data());
+  return {static_cast<const uint32_t*>(keys.data()), IsUnsigned(keys.dtype())};
+}
+
+// The same as words there: 64-bit keys are viewed in place.
 inline const uint64_t* DeviceKeyWords(const Cuda& cuda, const Tensor& keys, DeviceScratch* scratch) {
   const void* data = keys.data();
   if (tensorflow::DataTypeSize(keys.dtype()) == 8) return static_cast<const uint64_t*>(data);

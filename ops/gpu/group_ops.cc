@@ -42,8 +42,7 @@ class GpuGroupLookupOp final : public TablesOp {
       feature.output = Output(ctx, f, CheckedShape({feature.segments.segments, feature.dim}))->data();
       feature.output_stride = feature.dim;
       auto* row_ids = static_cast<int64_t*>(Output(ctx, n + f, keys.shape())->data());
-      DeviceTable::Asked one = {&resource.device_table(), DeviceKeyWords(cuda, keys, &scratch), feature.segments.n,
-                                nullptr, row_ids};
+      const DeviceTable::Asked one = {&resource.device_table(), KeysOn(keys), feature.segments.n, nullptr, row_ids};
       if (insert) resource.ids += one.n;
       asked.push_back(one);
       features.push_back(feature);

@@ -34,8 +34,8 @@ class GpuGroupLookupGradWeightsOp final : public TablesOp {
       auto* out = static_cast<float*>(Output(ctx, f, weights.shape())->data());
       if (feature.weights == nullptr) continue;
       TfDeviceScratch scratch(ctx);
-      const DeviceTable::Asked asked = {&resource.device_table(), DeviceKeyWords(cuda, keys, &scratch), num_keys,
-                                        nullptr, scratch.Get<int64_t>(num_keys)};
+      const DeviceTable::Asked asked = {&resource.device_table(), KeysOn(keys), num_keys, nullptr,
+                                        scratch.Get<int64_t>(num_keys)};
       const std::vector<DeviceTable::Reading> found = RowsOf(cuda, &scratch, {asked}, /*insert=*/false);
       SetRows(asked, found[0], 0, &feature);
       CombineGradWeights(cuda, feature, grad.flat<float>().data(), out, nullptr);

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from sok.base import _ops
 from sok.distributed import replicas, slices
+from sok.distributed.broadcast import as_tf_variable
 from sok.job import context
 from sok.job.transport import ordering
 from sok.table.table import is_embedding_variable
@@ -149,7 +150,7 @@ def _answered(of_tables: Sequence[Pair]) -> contextlib.AbstractContextManager[No
 
 def _where_it_is_added(grad: tf.Tensor, variable: Any) -> tf.Tensor:
     """A gradient that is said to lie where its variable does: inside a function nobody says it of a tensor."""
-    device = getattr(variable, "device", "")
+    device = getattr(as_tf_variable(variable), "device", "")
     if not (context.get_transport().adds_on_gpu and device):
         return grad
     with tf.device(device):

@@ -59,7 +59,7 @@ struct Fixture {
     int64_t t = 0;
     for (OnDevice* each : {&of, &other}) {
       int64_t* const mine = ids + t * Size(keys);
-      asked.push_back({&each->store.table(), words, Size(keys), nullptr, mine});
+      asked.push_back({&each->store.table(), words.data(), Size(keys), nullptr, mine});
       sok::DeviceAddends a;
       a.table = t;
       a.row_ids = mine;
@@ -88,7 +88,7 @@ struct Fixture {
     std::vector<sok::DeviceTable::Asked> asked;
     for (OnDevice* each : {&of, &other}) {
       const int64_t t = Size(asked);
-      asked.push_back({&each->store.table(), words, Size(keys), nullptr, ids + t * Size(keys)});
+      asked.push_back({&each->store.table(), words.data(), Size(keys), nullptr, ids + t * Size(keys)});
     }
     {
       const auto found = sok::DeviceTable::FindGroup(of.cuda, &of.scratch, asked.data(), Size(asked));

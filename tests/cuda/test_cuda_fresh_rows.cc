@@ -44,6 +44,7 @@ std::unique_ptr<sok::DeviceTable> MakeTable(int64_t number, Kind kind, int rank)
   config.dim = kDims[number];
   config.capacity = 64;
   config.hashed = number % 3 != 1;
+  config.is_unsigned = number % 2 == 0;
   config.rank = rank;
   config.world_size = rank + 1;
   config.initializer.kind = kind;
@@ -58,10 +59,14 @@ class Beside {
  public:
   Beside(Kind kind, int rank)
       : scratch_(cuda_),
-        // Known keys and new ones, those of other ranks, in identity tables illegal ones, and one twice.
-        keys_(Keys{0, 2, 3, 5, 8, 11, 62, 63, 500, 1001, 2, 6, 9, 77}),
+        // Known keys and new ones, those of other ranks, in identity tables illegal ones, and one twice. As signed words the last
+        // is -1.
+        unsigned_keys_(Keys{0, 2, 3, 5, 8, 11, 62, 63, 500, 1001, 2, 6, 9, 0xFFFFFFFF}),
+        signed_keys_(Keys{0, 2, 3, 5, 8, 11, 62, 63, 500, 1001, 2, 6, 9, ~0ull}),
+        narrow_keys_(std::vector<uint32_t>{0, 2, 3, 5, 8, 11, 62, 63, 500, 1001, 2, 6, 9, 0xFFFFFFFF}),
+        size_(narrow_keys_.size()),
         row_splits_(Ids{0, 3, 3, 4, 9, 14}),
-        weights_(Random(keys_.size(), 5)),
+        weights_(Random(size_, 5)),
         grads_(Random(kSegments * kMaxDim, 6)) {
     DeviceArray<uint64_t> known(Keys{2, 5, 8});
     for (int64_t t = 0; t < kTables; ++t) {
@@ -70,13 +75,15 @@ class Beside {
     }
   }
 
-  void Compare(bool pools) {
+  void Compare(bool pools, bool is_narrow) {
     std::vector<std::unique_ptr<DeviceArray<int64_t>>> ids;
     std::vector<std::unique_ptr<DeviceArray<float>>> outputs;
     std::vector<sok::DeviceTable::Asked> asked;
     for (auto& table : tables_) {
-      ids.push_back(std::make_unique<DeviceArray<int64_t>>(keys_.size()));
-      asked.push_back({table.get(), keys_, keys_.size(), nullptr, *ids.back()});
+      ids.push_back(std::make_unique<DeviceArray<int64_t>>(size_));
+      sok::DeviceKeys keys = Wide(*table);
+      if (is_narrow) keys = sok::DeviceKeys(narrow_keys_.data(), table->config().is_unsigned);
+      asked.push_back({table.get(), keys, size_, nullptr, *ids.back()});
     }
     DeviceArray<uint64_t> bad(Keys(kTables, sok::kNothingBad));
     std::vector<sok::DeviceFeature> features;
@@ -96,7 +103,7 @@ class Beside {
     CHECK(bad.Get() == Keys(kTables, sok::kNothingBad));
     int64_t without = 0;
     for (size_t t = 0; t < kTables; ++t) {
-      DeviceArray<int64_t> expected_ids(keys_.size());
+      DeviceArray<int64_t> expected_ids(size_);
       sok::DeviceFeature matrix = Matrix(tables_[t].get(), pools, expected_ids);
       DeviceArray<float> expected(matrix.segments.segments * matrix.dim);
       matrix.output = expected.data();
@@ -106,20 +113,42 @@ class Beside {
       CHECK(row_ids == expected_ids.Get());
       without += std::count(row_ids.begin(), row_ids.end(), -1);
       if (!pools) continue;
-      DeviceArray<float> of_weights(keys_.size()), expected_of_weights(keys_.size());
+      DeviceArray<float> of_weights(size_), expected_of_weights(size_);
       sok::CombineGradWeights(cuda_, features[t], grads_, of_weights, nullptr);
       sok::CombineGradWeights(cuda_, matrix, grads_, expected_of_weights, nullptr);
       CHECK(BitsOf(of_weights.Get()) == BitsOf(expected_of_weights.Get()));
     }
-    CHECK(without > keys_.size());
+    CHECK(without > size_);
+  }
+
+  // Rows for all keys, as they came; then all have them.
+  void Insert() {
+    std::vector<std::unique_ptr<DeviceArray<int64_t>>> ids;
+    std::vector<sok::DeviceTable::Asked> asked;
+    for (auto& table : tables_) {
+      ids.push_back(std::make_unique<DeviceArray<int64_t>>(size_));
+      const sok::DeviceKeys keys(narrow_keys_.data(), table->config().is_unsigned);
+      asked.push_back({table.get(), keys, size_, nullptr, *ids.back()});
+    }
+    sok::DeviceTable::LookupGroup(cuda_, &scratch_, asked.data(), 1, true);
+    sok::DeviceTable::LookupGroup(cuda_, &scratch_, asked.data(), kTables, true);
+    for (size_t t = 0; t < kTables; ++t) {
+      DeviceArray<int64_t> expected(size_);
+      tables_[t]->Lookup(cuda_, &scratch_, Wide(*tables_[t]), size_, false, nullptr, expected);
+      CHECK(ids[t]->Get() == expected.Get());
+    }
   }
 
  private:
+  const uint64_t* Wide(const sok::DeviceTable& table) {
+    return table.config().is_unsigned ? unsigned_keys_.data() : signed_keys_.data();
+  }
+
   sok::DeviceFeature Feature(const sok::DeviceTable& table, bool pools) {
     sok::DeviceFeature f;
     f.dim = f.output_stride = table.config().dim;
-    f.segments.segments = pools ? kSegments : keys_.size();
-    f.segments.n = keys_.size();
+    f.segments.segments = pools ? kSegments : size_;
+    f.segments.n = size_;
     if (pools) {
       f.segments.row_splits = row_splits_;
       f.weights = weights_;
@@ -131,16 +160,18 @@ class Beside {
   // The same of a matrix of all rows.
   sok::DeviceFeature Matrix(sok::DeviceTable* table, bool pools, int64_t* row_ids) {
     sok::DeviceFeature f = Feature(*table, pools);
-    float* rows = scratch_.Get<float>(keys_.size() * f.dim);
-    table->Lookup(cuda_, &scratch_, keys_, keys_.size(), false, rows, row_ids);
+    float* rows = scratch_.Get<float>(size_ * f.dim);
+    table->Lookup(cuda_, &scratch_, Wide(*table), size_, false, rows, row_ids);
     f.rows = sok::MatrixRows(rows, f.dim);
-    f.num_rows = keys_.size();
+    f.num_rows = size_;
     return f;
   }
 
   const sok::Cuda cuda_{};
   sok::StreamScratch scratch_;
-  DeviceArray<uint64_t> keys_;
+  DeviceArray<uint64_t> unsigned_keys_, signed_keys_;
+  DeviceArray<uint32_t> narrow_keys_;
+  const int64_t size_;
   DeviceArray<int64_t> row_splits_;
   DeviceArray<float> weights_, grads_;
   std::vector<std::unique_ptr<sok::DeviceTable>> tables_;
@@ -152,7 +183,9 @@ TEST(KeysWithoutARowReadFreshOnesWherePooled) {
   for (const Kind kind : {Kind::kConstant, Kind::kUniform, Kind::kNormal, Kind::kTruncatedNormal, Kind::kBank}) {
     for (const int rank : {0, 2}) {
       Beside beside(kind, rank);
-      for (const bool pools : {false, true}) beside.Compare(pools);
+      for (const bool pools : {false, true})
+        for (const bool is_narrow : {false, true}) beside.Compare(pools, is_narrow);
+      beside.Insert();
     }
   }
 }

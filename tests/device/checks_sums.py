@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -29,17 +30,22 @@ def variables_of(make):
 
 
 def pairs_of(variables, rank):
-    return [(tf.cast(rank + 1, v.dtype) * tf.sin(tf.cast(v, v.dtype)), v) for v in variables]
+    values = [tf.convert_to_tensor(v) for v in variables]
+    return [(tf.cast(rank + 1, value.dtype) * tf.sin(value), v) for value, v in zip(values, variables, strict=True)]
 
 
-def as_function(rank, op):
-    variables = variables_of(tf.Variable)
+def as_function(rank, op, make=tf.Variable):
+    variables = variables_of(make)
 
     @tf.function
     def reduced():
         return reduction.reduce_dense(pairs_of(variables, rank), op)
 
     return [grad.numpy() for grad in reduced()]
+
+
+def of_keras(rank, op):
+    return as_function(rank, op, lambda value, name: keras.Variable(value, dtype=value.dtype.name, name=name))
 
 
 def eagerly(rank, op):
@@ -70,7 +76,7 @@ def check_gradients_are_added_where_their_variables_are(world, monkeypatch):
         with tf.device(tensors[0].device):
             return [tf.identity(one) for one in sums]
 
-    for run in (eagerly, as_function, in_a_session):
+    for run in (eagerly, as_function, of_keras, in_a_session):
         for op in (reduction.Sum, reduction.Average):
             expected = run(world.rank, op)
             monkeypatch.setattr(transport, "adds_on_gpu", True)

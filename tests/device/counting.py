@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -44,7 +45,9 @@ def so_far() -> Counts:
     return Counts(*found)
 
 
-def make_step(features: int, rank: int = 0, ids_on_gpu: bool = False) -> Callable[[], None]:
+def make_step(
+    features: int, rank: int = 0, ids_on_gpu: bool = False, key_dtype: tf.DType = tf.int64
+) -> Callable[[], None]:
     """A step of hashed tables with Adagrad and known keys: lookup, gradients, update.
 
     Ids lie on the host, as they do in most jobs, unless it is said that a step has them on the device; what the dense
@@ -53,7 +56,9 @@ def make_step(features: int, rank: int = 0, ids_on_gpu: bool = False) -> Callabl
     rng = np.random.default_rng(rank)
     with tf.device(GPU):
         tables = [
-            sok.EmbeddingVariable((8, 16)[t % 2], 1000, hashed=True, seed=t, name=f"counted_{features}_{t}")
+            sok.EmbeddingVariable(
+                (8, 16)[t % 2], 1000, hashed=True, seed=t, name=f"counted_{features}_{t}", key_dtype=key_dtype
+            )
             for t in range(SHAPES[features])
         ]
         of_feature = [tables[f % len(tables)] for f in range(features)]
@@ -63,7 +68,7 @@ def make_step(features: int, rank: int = 0, ids_on_gpu: bool = False) -> Callabl
     with tf.device("/CPU:0"):
         ids = [
             tf.RaggedTensor.from_row_splits(
-                tf.constant(rng.integers(0, NUM_KEYS, n)), tf.constant(np.arange(0, n + 1, HOTNESS))
+                tf.constant(rng.integers(0, NUM_KEYS, n), key_dtype), tf.constant(np.arange(0, n + 1, HOTNESS))
             )
             for _ in range(features)
         ]
@@ -84,9 +89,9 @@ def make_step(features: int, rank: int = 0, ids_on_gpu: bool = False) -> Callabl
     return lambda: step(ids, upstream)
 
 
-def of_a_step(features: int, rank: int = 0, ids_on_gpu: bool = False) -> Counts:
-    """What the step of `make_step` asks for when all has its size."""
-    step = make_step(features, rank, ids_on_gpu)
+def of_a_step(*how: Any) -> Counts:
+    """What the step of `make_step(*how)` asks for when all has its size."""
+    step = make_step(*how)
     for _ in range(3):
         step()
     wait()

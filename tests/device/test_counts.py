@@ -10,6 +10,7 @@ from . import counting
 from .conftest import GPU
 
 
+@pytest.mark.parametrize("key_dtype", [tf.int64, tf.int32], ids=["int64", "int32"])
 @pytest.mark.parametrize(
     ("features", "most"),
     [
@@ -17,8 +18,8 @@ from .conftest import GPU
         (58, {"launches": 24, "to_device": 5, "to_host": 0, "sets": 1, "marks": 12, "waits": 7, "host_waits": 0}),
     ],
 )
-def test_a_step_asks_for_no_more(features, most):
-    counts = counting.of_a_step(features)
+def test_a_step_asks_for_no_more(features, most, key_dtype):
+    counts = counting.of_a_step(features, 0, False, key_dtype)
     assert {name: getattr(counts, name) for name in most if getattr(counts, name) > most[name]} == {}
     assert counts.launches > 10  # something was counted
 
