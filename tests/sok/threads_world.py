@@ -37,6 +37,7 @@ class ThreadTransport:
 
     name = "threads"
     local_rank = 0
+    adds_on_gpu = False
 
     def __init__(self, rank: int, size: int, meeting: _Meeting):
         self.rank, self.size, self._meeting = rank, size, meeting
