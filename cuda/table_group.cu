@@ -265,8 +265,10 @@ class GroupLookup {
     for (DeviceTable::State* state : states_)
       if (insert && state->index) state->index->MakeCounters(cuda);
     Send(cuda, scratch, insert);
-    const int64_t grid = GridFor(num_blocks_, 1);
-    Launch(insert ? FindGroupKernel<false> : FindGroupKernel<true>, grid, kThreads, 0, cuda, group_);
+    const bool wants_rows =
+        std::any_of(pieces_.begin(), pieces_.end(), [](const Piece& p) { return p.out != nullptr; });
+    Launch(wants_rows && !insert ? FindGroupKernel<true> : FindGroupKernel<false>, GridFor(num_blocks_, 1), kThreads, 0,
+           cuda, group_);
   }
 
   void Insert(const Cuda& cuda, DeviceScratch* scratch) {

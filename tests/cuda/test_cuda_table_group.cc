@@ -281,7 +281,7 @@ Looked LookupAll(Tables* tables, const std::vector<Keys>& pieces, bool insert, b
                                     insert);
     }
     for (const auto& a : asked) {
-      if (!as_group) a.table->Lookup(tables->cuda, &tables->scratch, a.keys, a.n, insert, a.rows, a.row_ids);
+      if (!as_group) a.table->Lookup(tables->cuda, &tables->scratch, a.keys.wide(), a.n, insert, a.rows, a.row_ids);
     }
   });
   SOK_CUDA(cudaDeviceSynchronize());
