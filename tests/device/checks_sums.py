@@ -88,7 +88,7 @@ def check_gradients_are_added_where_their_variables_are(world, monkeypatch):
             # What lies on the host goes by memory that workers share, and not by the library.
             added = sorted((dtype.name, places) for dtype, places, _ in seen)
             assert added == [("float32", [True, True]), ("float64", [True])], (run.__name__, added)
-            assert all(name.endswith(">gpu") for _, _, name in seen)
+            assert all(name.endswith(">gpu0") for _, _, name in seen)
             seen.clear()
 
 

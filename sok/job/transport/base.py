@@ -61,9 +61,8 @@ class Transport(abc.ABC):
     rank: int
     size: int
     local_rank: int
-    adds_on_gpu = (
-        False  # whether `grouped_all_reduce` adds floats where they are said to lie on a GPU; equal on all ranks
-    )
+    # Whether `grouped_all_reduce` adds floats where they are said to lie on a GPU. Equal on all ranks.
+    adds_on_gpu = False
 
     @abc.abstractmethod
     def all_to_all(self, tensor: tf.Tensor, splits: tf.Tensor, name: str) -> tuple[tf.Tensor, tf.Tensor]:

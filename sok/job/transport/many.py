@@ -13,6 +13,8 @@ from sok.job.transport.base import Transport, check_addable, is_on_gpu
 from sok.job.transport.ordering import in_turn
 from sok.job.transport.watch import Watch
 
+_CPU = "/CPU:0"
+
 
 class ManyTransport(Transport):
     """Several workers, however they reach one another."""
@@ -23,7 +25,7 @@ class ManyTransport(Transport):
     _added_as: dict[tf.DType, tf.DType]
 
     def grouped_all_reduce(self, tensors: Sequence[tf.Tensor], name: str, average: bool) -> list[tf.Tensor]:
-        with tf.device("/CPU:0"):
+        with tf.device(_CPU):
             tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
         groups: dict[tuple[tf.DType, str], list[int]] = {}
         for place, tensor in enumerate(tensors):
@@ -31,9 +33,10 @@ class ManyTransport(Transport):
             dtype = self._added_as.get(tensor.dtype, tensor.dtype)
             groups.setdefault((dtype, self._added_on(tensor)), []).append(place)
         results: list[Any] = [None] * len(tensors)
+        devices = sorted({device for _, device in groups} - {_CPU})
         for (dtype, device), places in groups.items():
             group_name = name if len({dtype for dtype, _ in groups}) == 1 else f"{name}/{dtype.name}"
-            group_name += "" if device == "/CPU:0" else "/gpu"
+            group_name += "" if device == _CPU else f"/gpu{devices.index(device)}"
             with tf.device(device):
                 group = [tf.cast(tensors[place], dtype) for place in places]
                 for place, result in zip(places, self._reduce_group(group, group_name, average), strict=True):
@@ -44,7 +47,7 @@ class ManyTransport(Transport):
     def _added_on(self, tensor: tf.Tensor) -> str:
         """The device on which a tensor is added to others."""
         is_there = self.adds_on_gpu and tensor.dtype.is_floating and is_on_gpu(tensor)
-        return tensor.device if is_there else "/CPU:0"
+        return tensor.device if is_there else _CPU
 
     @abc.abstractmethod
     def _reduce_group(self, group: list[tf.Tensor], name: str, average: bool) -> list[tf.Tensor]:
