@@ -63,7 +63,10 @@ class Access:
             raise Refused(401, "The token is none that may do this.")
 
     def refresh(self) -> None:
-        """Reads files that have changed. Bad ones are not taken: the log says so, and what was read stays."""
+        """Reads files that have changed. Bad ones are not taken: the log says so, and what was read stays.
+
+        Authorities are added and not taken away: OpenSSL's store of a context that is in use only grows.
+        """
         now = self._now()
         if now == self._seen:
             return
