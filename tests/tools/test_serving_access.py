@@ -131,6 +131,21 @@ def test_tls_has_the_servers_certificate_and_wants_that_of_clients(serve, loaded
             over_tls(port, CTR, secrets, stranger)
 
 
+def test_an_authority_that_is_added_is_trusted_at_once_and_one_that_leaves_stays(serve, loaded, secrets):
+    trusted = secrets / "trusted.pem"
+    trustme.CA().cert_pem.write_to_path(trusted)
+    stranger = trusted.read_bytes()
+    files = Files(str(secrets / "cert.pem"), str(secrets / "key.pem"), client_ca=str(trusted))
+    access = Access(files)
+    with serve(*loaded, LIMITS, access=access) as port:
+        with pytest.raises(OSError):
+            over_tls(port, CTR, secrets, secrets / "client.pem")
+        for content in (stranger + (secrets / "ca.pem").read_bytes(), stranger):
+            trusted.write_bytes(content)
+            access.refresh()
+            assert over_tls(port, CTR, secrets, secrets / "client.pem")[0] == 200
+
+
 def test_files_that_change_are_read_anew_and_bad_ones_are_not_taken(serve, loaded, secrets, authority, caplog):
     pair = {"cert": str(secrets / "cert.pem"), "key": str(secrets / "key.pem")}
     access = Access(Files(**pair, tokens=str(secrets / "tokens")))
