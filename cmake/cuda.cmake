@@ -39,6 +39,7 @@ set(SOK_CUDA_HOST_SOURCES
   cuda/c_api_table.cc
   cuda/device_memory.cc
   cuda/device_store.cc
+  cuda/device_tier.cc
   cuda/held_rows.cc
   cuda/home_device.cc
   cuda/records_to_host.cc

@@ -400,6 +400,7 @@ void EmbeddingTable::ReserveRemoval(const uint32_t* rows, int64_t n) {
   if (rows_.tier() != nullptr && rows_.tier()->has_versions()) rows_.tier()->Secure(rows, n);
   if (snapshot_) ReserveMore(&snapshot_->orphans, static_cast<size_t>(n));
   if (config_.hashed) ReserveMore(&free_rows_, static_cast<size_t>(n));
+  if (tells_losses_) ReserveMore(&lost_, static_cast<size_t>(n));
 }
 
 int64_t EmbeddingTable::memory_bytes() const {

@@ -321,6 +321,7 @@ void EmbeddingTable::ReadTasks(const Cpu& cpu, const Feature& feature, const Tas
   };
   if (rows_.tier() == nullptr) return read(0, num_tasks, true);
   const bool writes = made != Made::kNone && WritesWhenRead();
+  if (feature.output == nullptr && !writes) return read(0, num_tasks, false);  // nobody wants what is in the file
   for (int64_t t = 0, next; t < num_tasks; t = next) {
     const int64_t begin = tasks[t].begin, most = rows_.tier()->most_rows_here();
     for (next = t + 1; next < num_tasks && tasks[next].end - begin <= most;) ++next;
@@ -402,8 +403,8 @@ void EmbeddingTable::LookupFeatures(const Cpu& cpu, Scratch* scratch, const Feat
       EmbeddingTable* table = features[f].table;
       table->Find(features[f], &tasks[t], rows[f]);
       if (!insert && tasks[t].missing > 0 && table->config_.policies.shared_rows > 0) {
-        tasks[t].missing -= table->FindShared(features[f].keys + tasks[t].begin, tasks[t].end - tasks[t].begin,
-                                              rows[f] + tasks[t].begin);
+        table->FindShared(features[f].keys + tasks[t].begin, tasks[t].end - tasks[t].begin, rows[f] + tasks[t].begin);
+        tasks[t].missing = table->WriteRowIds(features[f], tasks[t], rows[f]);
       }
       if (table->rows_.tier() != nullptr) return;  // rows have to be brought in first
       table->Read(features[f], tasks[t], rows[f], made, true, buffers + worker * (kReadBlock + kMaxSlots) * max_dim);
@@ -471,9 +472,10 @@ void EmbeddingTable::LookupGroup(const Cpu& cpu, Scratch* scratch, const Feature
 // Gives rows to keys of one table that a lookup has found to have none.
 void EmbeddingTable::AddMissing(const Cpu& cpu, Scratch* scratch, const std::vector<Feature>& features) {
   std::vector<uint64_t> keys;
+  const bool shared = features[0].table->config_.policies.shared_rows > 0;  // then ids may be those of rows that keys share
   for (const Feature& f : features)
     for (int64_t i = 0; i < f.n; ++i)
-      if (f.row_ids[f.place == nullptr ? i : f.place[i]] < 0) keys.push_back(f.keys[i]);
+      if (shared || f.row_ids[f.place == nullptr ? i : f.place[i]] < 0) keys.push_back(f.keys[i]);
   const int64_t n = static_cast<int64_t>(keys.size());
   int64_t* all = scratch->Get<int64_t>(n);
   std::iota(all, all + n, int64_t{0});

@@ -23,6 +23,12 @@ void EmbeddingTable::ReadKeys(const Cpu& cpu, const uint64_t* keys, int64_t n, c
   CopyAllOut(cpu, rows.data(), n, target, &records);
 }
 
+std::vector<EmbeddingTable::Lost> EmbeddingTable::TakeLost() {
+  const Lock lock(mutex_);
+  tells_losses_ = true;
+  return std::exchange(lost_, {});
+}
+
 std::vector<uint64_t> EmbeddingTable::SavedErased() const {
   SharedLock lock(mutex_);
   return saved_.saved_erased();

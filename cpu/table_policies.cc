@@ -421,6 +421,11 @@ void EmbeddingTable::EndStep(const Cpu& cpu) {
   }
 }
 
+bool EmbeddingTable::ReadsRowsAtEndOf(int64_t step) const {
+  const Policies& policies = config_.policies;
+  return policies.evicts() && (wants_evicted_ || (policies.norm_below > 0.0f && policies.IsPassAt(step)));
+}
+
 void EmbeddingTable::Histories(const uint64_t* keys, int64_t n, RowHistory* histories) const {
   CheckKeys(keys, n);
   const SharedLock lock(mutex_);

@@ -245,7 +245,7 @@ void DeviceStore::ReadRows(Call* call, RowSink* sink, bool changes) const {
 
 // ---- in
 
-DeviceStore::Placed DeviceStore::Place(Call* call, const uint64_t* keys, int64_t n) {
+DeviceStore::Placed DeviceStore::Place(Call* call, const uint64_t* keys, int64_t n, bool notes) {
   Placed placed;
   for (int64_t i = 0; i < n; ++i) {
     if (config().partition().OwnerOf(keys[i]) != config().rank) continue;
@@ -258,7 +258,7 @@ DeviceStore::Placed DeviceStore::Place(Call* call, const uint64_t* keys, int64_t
   auto* words = call->scratch.Get<uint64_t>(count);
   auto* rows = call->scratch.Get<uint32_t>(count);
   CopyToDevice(call->cuda, words, placed.keys.data(), count * int64_t{sizeof(uint64_t)});
-  call->state.Place(call->cuda, &call->scratch, words, count, rows);
+  call->state.Place(call->cuda, &call->scratch, words, count, rows, notes);
   placed.rows = rows;
   return placed;
 }
@@ -313,7 +313,9 @@ int64_t DeviceStore::Restore(const Cpu&, Scratch*, const std::vector<SlotSetInfo
   int64_t floats = columns.n;
   for (const SlotSetInfo& info : infos) floats = std::max(floats, info.rule.slot_floats(columns.dim));
   TakeStage(&call.stage, values.n, floats);
-  const Placed placed = Place(&call, values.keys, values.n);
+  const bool notes = values.changed == nullptr || std::find(values.changed, values.changed + values.n, true) !=
+                                                      values.changed + values.n;
+  const Placed placed = Place(&call, values.keys, values.n, notes);
   Store(&call, placed, columns.to, columns.n, values.rows + columns.from, columns.dim);
   for (size_t s = 0; s < sets.size(); ++s) {
     const int64_t vectors = values.columns.dim > 0 ? infos[s].rule.slots().vectors : 0;  // whole ones all at once

@@ -196,7 +196,7 @@ void DeviceTable::State::FindRows(const Cuda& cuda, const uint64_t* keys, int64_
 }
 
 void DeviceTable::State::InsertRows(const Cuda& cuda, DeviceScratch* scratch, const uint64_t* keys, int64_t n,
-                                    uint32_t* found, float* out, int64_t* row_ids) {
+                                    uint32_t* found, float* out, int64_t* row_ids, bool notes) {
   uint32_t* leaders = scratch->Get<uint32_t>(n);
   if (index) {
     index->InsertMissing(
@@ -207,7 +207,9 @@ void DeviceTable::State::InsertRows(const Cuda& cuda, DeviceScratch* scratch, co
     Launch(ClaimRowsKernel, GridOf(n), kThreads, 0, cuda, static_cast<uint64_t>(config.partition().num_shards()), keys,
            n, in_use.data(), num_in_use.data(), found, leaders);
   }
-  Launch(FillNewKernel, GridOfTiles((n + kKeysAtOnce - 1) / kKeysAtOnce), kThreads, 0, cuda, ViewOf(*this), keys, n,
+  TableView view = ViewOf(*this);
+  if (!notes) view.notes = {};
+  Launch(FillNewKernel, GridOfTiles((n + kKeysAtOnce - 1) / kKeysAtOnce), kThreads, 0, cuda, view, keys, n,
          found, leaders, defaults.data(), defaults.size(), out, row_ids);
   for (const auto& set : sets) {
     if (set->decay == nullptr) continue;
@@ -312,14 +314,14 @@ void DeviceTable::State::Store(const Cuda& cuda, DeviceScratch* scratch, const u
 }
 
 void DeviceTable::State::Place(const Cuda& cuda, DeviceScratch* scratch, const uint64_t* keys, int64_t n,
-                               uint32_t* found) {
+                               uint32_t* found, bool notes) {
   FindRows(cuda, keys, n, false, false, found, nullptr, nullptr);
   if (!config.hashed) ThrowIfIllegalToHost(cuda, scratch, keys, n);
   // Missed decay belongs to the old values: settled afterwards, it would move the new ones.
   Settle(cuda, scratch, found, n);
-  InsertRows(cuda, scratch, keys, n, found, nullptr, nullptr);
+  InsertRows(cuda, scratch, keys, n, found, nullptr, nullptr, notes);
   const uint32_t* last = Elect<Speaker::kLast>(cuda, scratch, keys, n, nullptr, false, nullptr).leaders;
-  Launch(KeepLastKernel, GridOf(n), kThreads, 0, cuda, last, n, changes.notes(), found);
+  Launch(KeepLastKernel, GridOf(n), kThreads, 0, cuda, last, n, notes ? changes.notes() : RowNotes(), found);
 }
 
 void DeviceTable::Erase(const Cuda& cuda, DeviceScratch* scratch, const uint64_t* keys, int64_t n) {

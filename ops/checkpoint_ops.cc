@@ -45,7 +45,7 @@ class TableSaveOp : public GuardedOp {
     const std::string path = TextArg(ctx, 1, "path"), generation = TextArg(ctx, 2, "generation");
     const int key_bytes = KeyBytes(*resource);
     if (version_)
-      return StoreSummary(ctx, SaveShardVersion(&resource->table(), key_bytes, generation, path, snapshot_));
+      return StoreSummary(ctx, SaveShardVersion(&resource->host_table(), key_bytes, generation, path, snapshot_));
     if (snapshot_) {  // beside training: it gets the other processors
       const SerialExecutor executor;
       return StoreSummary(ctx,
@@ -79,7 +79,7 @@ class TableSaveBeginOp : public GuardedOp {
   }
   void Run(OpKernelContext* ctx) override {
     const RefCountPtr<TableResource> resource = TableArg(ctx, 0);
-    if (of_ == TableStore::SnapshotOf::kVersion) return resource->table().BeginSave(of_);
+    if (of_ == TableStore::SnapshotOf::kVersion) static_cast<void>(resource->host_table());  // or it cannot
     resource->store().BeginSave(of_);
   }
 
@@ -90,7 +90,7 @@ SOK_HOST_KERNEL("Sok>TableSaveBegin", TableSaveBeginOp, "handle");
 
 REGISTER_OP("Sok>TableKeepVersions").Input("handle: resource").SetIsStateful().SetShapeFn(NoOutputs);
 
-void TableKeepVersions(OpKernelContext* ctx) { TableArg(ctx, 0)->table().KeepVersions(); }
+void TableKeepVersions(OpKernelContext* ctx) { TableArg(ctx, 0)->host_table().KeepVersions(); }
 SOK_HOST_KERNEL("Sok>TableKeepVersions", FunctionOp<TableKeepVersions>, "handle");
 
 REGISTER_OP("Sok>TableSaveEnd").Input("handle: resource").Input("base: string").SetIsStateful().SetShapeFn(NoOutputs);

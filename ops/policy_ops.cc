@@ -29,7 +29,7 @@ void TableHistory(OpKernelContext* ctx) {
   Tensor *counts = Output(ctx, 0, CheckedShape({n})), *last = Output(ctx, 1, CheckedShape({n}));
   const ScratchLease scratch;
   RowHistory* histories = scratch.get()->Get<RowHistory>(n);
-  resource->table().Histories(KeyWords(ctx->input(1), scratch.get()), n, histories);
+  resource->host_table().Histories(KeyWords(ctx->input(1), scratch.get()), n, histories);
   for (int64_t i = 0; i < n; ++i) {
     counts->flat<int64_t>()(i) = histories[i].count;
     last->flat<int64_t>()(i) = histories[i].last;
@@ -58,22 +58,25 @@ void TableStats(OpKernelContext* ctx) {
 SOK_HOST_KERNEL("Sok>TableStats", FunctionOp<TableStats>, "handle", "stats");
 
 // Rows in memory, and how many there can be; rows of calls that were there, rows that were read, and those read ahead of a call; bytes
-// read and written; bytes of the file and of the memory.
+// read and written; bytes of the file and of the memory. Of a device: rows there, and how many there can be; rows of calls that were
+// there, and that were brought; its bytes.
 REGISTER_OP("Sok>TableStorage")
     .Input("handle: resource")
     .Output("counts: int64")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
-      c->set_output(0, c->Vector(9));
+      c->set_output(0, c->Vector(14));
       return absl::OkStatus();
     });
 
 void TableStorage(OpKernelContext* ctx) {
-  const StorageCounts counts = TableArg(ctx, 0)->table().storage_counts();
+  const StorageCounts counts = TableArg(ctx, 0)->store().storage_counts();
   const int64_t all[] = {counts.rows_in_memory, counts.most_rows_in_memory, counts.hits,
                          counts.misses,         counts.read_ahead,          counts.read_bytes,
-                         counts.written_bytes,  counts.file_bytes,          counts.memory_bytes};
-  Tensor* out = Output(ctx, 0, CheckedShape({9}));
+                         counts.written_bytes,  counts.file_bytes,          counts.memory_bytes,
+                         counts.rows_on_device, counts.most_rows_on_device, counts.device_hits,
+                         counts.device_misses,  counts.device_bytes};
+  Tensor* out = Output(ctx, 0, CheckedShape({std::size(all)}));
   std::copy(std::begin(all), std::end(all), out->flat<int64_t>().data());
 }
 SOK_HOST_KERNEL("Sok>TableStorage", FunctionOp<TableStorage>, "handle", "counts");
@@ -105,7 +108,7 @@ class TableTakeEvictedOp : public GuardedOp {
     const RefCountPtr<TableResource> resource = TableArg(ctx, 0);
     resource->CheckKeyType(Tensor(ctx->expected_output_dtype(0), TensorShape({0})));
     resource->CheckDim(dim_);
-    const EmbeddingTable::Evicted evicted = resource->table().TakeEvicted(keeps_);
+    const EmbeddingTable::Evicted evicted = resource->host_table().TakeEvicted(keeps_);
     const int64_t n = static_cast<int64_t>(evicted.keys.size());
     Tensor *keys = Output(ctx, 0, CheckedShape({n})), *rows = Output(ctx, 1, CheckedShape({n, dim_}));
     StoreKeys(evicted.keys.data(), n, keys);
@@ -128,7 +131,7 @@ REGISTER_OP("Sok>TableCounted")
 
 void TableCounted(OpKernelContext* ctx) {
   const RefCountPtr<TableResource> resource = TableArg(ctx, 0);
-  const std::shared_ptr<EmbeddingTable>& counted = resource->table().counted();
+  const std::shared_ptr<EmbeddingTable>& counted = resource->host_table().counted();
   if (counted == nullptr) {
     throw FailedPrecondition(resource->config().Label() + " counts no keys before they have rows.");
   }

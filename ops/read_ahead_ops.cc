@@ -8,7 +8,7 @@
 namespace sok {
 namespace {
 
-using KeysByTable = std::map<EmbeddingTable*, std::vector<uint64_t>>;
+using KeysByTable = std::map<TableStore*, std::vector<uint64_t>>;
 
 void ReadAhead(OpKernelContext* ctx, const KeysByTable& keys, int64_t batches) {
   const TfExecutor executor(ctx);
@@ -52,7 +52,7 @@ class ReadAheadOp final : public GuardedOp {
     for (int i = 0; i < keys.size(); ++i) {
       tables.push_back(TableArg(ctx, i));
       tables.back()->CheckKeyType(keys[i]);
-      std::vector<uint64_t>& all = by_table[&tables.back()->table()];
+      std::vector<uint64_t>& all = by_table[&tables.back()->store()];
       const uint64_t* words = KeyWords(keys[i], scratch.get());
       all.insert(all.end(), words, words + keys[i].NumElements());
     }
@@ -61,7 +61,7 @@ class ReadAheadOp final : public GuardedOp {
 
   const int64_t batches_;
 };
-SOK_CPU_KERNEL("Sok>ReadAhead", ReadAheadOp);
+SOK_HOST_KERNEL("Sok>ReadAhead", ReadAheadOp, "handles", "keys");
 
 // The rows that an ExchangeServe of the same messages will answer with.
 REGISTER_OP("Sok>ExchangeReadAhead")
@@ -83,7 +83,7 @@ class ExchangeReadAheadOp final : public ExchangeServeOp {
   void Serve(OpKernelContext* ctx, const Tables& tables, const Requests& requests, bool) const override {
     KeysByTable by_table;
     for (size_t i = 0; i < requests.all.size(); ++i) {
-      EmbeddingTable* table = &tables[requests.all[i].table]->table();
+      TableStore* table = &tables[requests.all[i].table]->store();
       if (!table->config().storage.has_file()) continue;
       std::vector<uint64_t>& all = by_table[table];
       all.resize(all.size() + static_cast<size_t>(requests.all[i].keys));
@@ -96,7 +96,7 @@ class ExchangeReadAheadOp final : public ExchangeServeOp {
 
   const int64_t batches_;
 };
-SOK_CPU_KERNEL("Sok>ExchangeReadAhead", ExchangeReadAheadOp);
+SOK_HOST_KERNEL("Sok>ExchangeReadAhead", ExchangeReadAheadOp, "handles", "words", "splits", "call", "insert");
 
 }  // namespace
 }  // namespace sok

@@ -76,6 +76,7 @@ class TableHandleOp : public HandleOp<TableResource> {
     config_.policies = PoliciesAttrs(ctx);
     Check(ctx->GetAttr("storage_memory_bytes", &config_.storage.memory_bytes));
     Check(ctx->GetAttr("storage_path", &config_.storage.path));
+    Check(ctx->GetAttr("storage_device_bytes", &config_.storage.device_bytes));
     config_.is_unsigned = IsUnsigned(key_dtype_);
     config_.initializer = InitializerAttrs(ctx);
     Check(ctx->GetAttr("bank", &config_.initializer.bank));

@@ -59,6 +59,7 @@ REGISTER_OP("Sok>TableHandle")
     .Attr("evict_every: int >= 1 = 1")
     .Attr("storage_memory_bytes: int >= 0 = 0")
     .Attr("storage_path: string = ''")
+    .Attr("storage_device_bytes: int >= 0 = 0")
     .SetIsStateful()
     .SetShapeFn(ScalarShape);
 

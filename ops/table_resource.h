@@ -70,6 +70,11 @@ class TableResource : public tensorflow::ResourceBase {
     if (host_ == nullptr) throw InvalidArgument(config().Label() + " is on a GPU, and this op runs on the CPU.");
     return *host_;
   }
+  // For kernels that read what every table of the host has, also one whose rows in use lie on a device: as it stands now.
+  EmbeddingTable& host_table() {
+    if (EmbeddingTable* table = store_->OnHost(); table != nullptr) return *table;
+    throw InvalidArgument(config().Label() + " is on a GPU alone: it has no policies, and no storage.");
+  }
   DeviceTable& device_table() {
     if (device_ == nullptr) throw InvalidArgument(config().Label() + " is not on a GPU, where this op runs.");
     return *device_;

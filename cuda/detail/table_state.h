@@ -88,14 +88,16 @@ struct DeviceTable::State {
   void FindRows(const Cuda& cuda, const uint64_t* keys, int64_t n, bool keep_bad, bool fresh_too, uint32_t* rows,
                 float* out, int64_t* row_ids);
   // Gives rows to the keys without, their records and slots as of a fresh row. Unless null, also what a lookup gives for them.
+  // notes: they count as changed.
   void InsertRows(const Cuda& cuda, DeviceScratch* scratch, const uint64_t* keys, int64_t n, uint32_t* rows, float* out,
-                  int64_t* row_ids);
+                  int64_t* row_ids, bool notes = true);
   // Stores floats first .. first + count - 1 of the records of keys that are this shard's, making rows where there are none.
   void Store(const Cuda& cuda, DeviceScratch* scratch, const uint64_t* keys, int64_t n, int64_t first, int64_t count,
              const float* values);
   // Its first half: rows[i] = the row that position i is to write, settled; kNoRow where it writes none, as its key is not
-  // this shard's or comes again. All or none.
-  void Place(const Cuda& cuda, DeviceScratch* scratch, const uint64_t* keys, int64_t n, uint32_t* rows);
+  // this shard's or comes again. All or none. notes: as InsertRows.
+  void Place(const Cuda& cuda, DeviceScratch* scratch, const uint64_t* keys, int64_t n, uint32_t* rows,
+             bool notes = true);
   void Erase(const Cuda& cuda, DeviceScratch* scratch, const uint64_t* keys, int64_t n);
   // Keys and rows in use among those rows first .. first + count - 1 that the filter has, in order. Gives, on the device,
   // how many. Reads only.

@@ -79,7 +79,7 @@ class DeviceStore final : public TableStore {
   // Keys that were erased since the save before, and have no row.
   std::vector<uint64_t> GoneKeys(Call* call) const;
   // Finds or makes rows for the keys that are this rank's, all or none, and writes floats of their records.
-  Placed Place(Call* call, const uint64_t* keys, int64_t n);
+  Placed Place(Call* call, const uint64_t* keys, int64_t n, bool notes = true);
   void Store(Call* call, const Placed& placed, int64_t first, int64_t floats, const float* values, int64_t stride);
   [[noreturn]] void RefuseChanges() const;
   void ForgetSave(Call* call);  // it failed before it had a snapshot

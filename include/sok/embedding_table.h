@@ -189,11 +189,21 @@ class EmbeddingTable final : public TableStore {
   // Reads those rows of keys [n] into memory that lie in the file alone, for calls to come; keys without a row are passed over. Gives how
   // many it has read: with those that are in memory, and stay, at most MostAhead. It changes no answer, and says of nothing that goes wrong: that is for whoever needs the row.
   // Other calls run meanwhile: no read is waited for with the lock held. batches: for how many at a time this is done.
-  int64_t ReadAhead(const Cpu& cpu, const uint64_t* keys, int64_t n, int64_t batches);
+  int64_t ReadAhead(const Cpu& cpu, const uint64_t* keys, int64_t n, int64_t batches) override;
   // Of the rows that there is room for an equal part for each of these batches, and for the one that is in its step.
   static int64_t MostAhead(int64_t room, int64_t batches) { return room / (batches + 1); }
   // Of a table with a file; of another one only its memory is not zero.
-  StorageCounts storage_counts() const;
+  StorageCounts storage_counts() const override;
+  EmbeddingTable* OnHost() override { return this; }
+  // From the first call on it gives the keys and row numbers that have lost their rows since the call before, whatever took them
+  // but Swap. For whoever has copies of rows elsewhere.
+  struct Lost {
+    uint64_t key;
+    uint32_t row;
+  };
+  std::vector<Lost> TakeLost();
+  // Whether the end of this step looks at weights, or hands some over.
+  bool ReadsRowsAtEndOf(int64_t step) const;
   // What is counted of keys without rows, as a table; null: nothing is. Rows [2] of these keys are their histories, bit for bit; or,
   // of a Bloom filter, those of KeyOfBucket are the cells of a bucket. Whoever writes it counts for this table.
   const std::shared_ptr<EmbeddingTable>& counted() const { return candidates_ ? candidates_ : filter_; }
@@ -307,7 +317,7 @@ class EmbeddingTable final : public TableStore {
   void FilterPasses(Scratch* scratch, const uint64_t* keys, int64_t n, bool* passes) const;
   void CountRefused(const Cpu& cpu);
   // Rows for the m positions in `missing`, whose keys have none of their own: those that they share, which are made if they are
-  // missing. FindShared makes none, and gives how many of the keys of a task it has found one for.
+  // missing. FindShared makes none, and gives how many of the keys it has found one for.
   void ShareRows(const Cpu& cpu, Scratch* scratch, const uint64_t* keys, const int64_t* missing, int64_t m,
                  uint32_t* rows);
   int64_t FindShared(const uint64_t* keys, int64_t n, uint32_t* rows) const;
@@ -443,6 +453,8 @@ class EmbeddingTable final : public TableStore {
   std::unique_ptr<RowsByBucket> by_bucket_;  // if rows leave when buckets are full
   std::atomic<bool> wants_evicted_{false};
   Evicted taken_away_;                  // since the last TakeEvicted
+  bool tells_losses_ = false;
+  std::vector<Lost> lost_;  // since the last TakeLost
   std::atomic<int64_t> unfinished_{0};  // the step whose end is not done; 0: none
   std::vector<uint64_t> refused_keys_;  // of the present step, with repeats: a Bloom filter counts them at its end
   std::atomic<int64_t> made_{0}, refused_{0}, evicted_{0};

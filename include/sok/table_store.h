@@ -1,6 +1,6 @@
-// What can be done with a shard of a table wherever its rows lie, in the memory of this process (EmbeddingTable) or on a
-// device (DeviceStore): all but lookups and updates. Pointers are to memory of this process; every call has happened when it
-// returns.
+// What can be done with a shard of a table wherever its rows lie, in the memory of this process (EmbeddingTable), on a
+// device (DeviceStore), or in that memory and those in use on a device (DeviceTier): all but lookups and updates. Pointers are
+// to memory of this process; every call has happened when it returns.
 #pragma once
 
 #include <atomic>
@@ -22,6 +22,8 @@ namespace sok {
 
 // Floats of a row at most: of tables, and in their files.
 constexpr int64_t kMaxDim = int64_t{1} << 20;
+
+class EmbeddingTable;
 
 struct TableConfig {
   std::string name;  // for messages
@@ -61,6 +63,9 @@ struct TableConfig {
 
 class TableStore {
  public:
+  TableStore() : step(own_step_) {}
+  TableStore(const TableStore&) = delete;
+  TableStore& operator=(const TableStore&) = delete;
   virtual ~TableStore() = default;
 
   virtual const TableConfig& config() const = 0;
@@ -68,7 +73,7 @@ class TableStore {
   std::string Label() const { return config().Label(); }
 
   // Update calls so far, with gradients or without: the same on all ranks.
-  std::atomic<int64_t> step{0};
+  std::atomic<int64_t>& step;
   // One more update call has been made. Rows that have to leave after it do.
   virtual void EndStep(const Cpu& /*cpu*/) { ++step; }
 
@@ -195,7 +200,7 @@ class TableStore {
     std::vector<const float*> slots;  // for each of `sets` [n, slot_floats]
     int64_t n = 0;
     Columns columns = {};
-    const bool* changed = nullptr;  // [n]: of new rows only these count as changed; null: all
+    const bool* changed = nullptr;  // [n]: only these count as changed (on a device all, if one does); null: all
   };
   virtual int64_t Restore(const Cpu& cpu, Scratch* scratch, const std::vector<SlotSetInfo>& sets,
                           const RowValues& values) = 0;
@@ -219,6 +224,21 @@ class TableStore {
   virtual PolicyCounts policy_counts() const = 0;
   // How often a key of the index had to pass by a place that others had filled; 0 where nobody counts it.
   virtual int64_t collisions() const { return 0; }
+
+  // The table of the host that has all rows and what policies know of them, as it stands now, for calls that change no row; null:
+  // there is none.
+  virtual EmbeddingTable* OnHost() { return nullptr; }
+  virtual StorageCounts storage_counts() const { return {}; }
+  // Reads rows of keys [n] that lie in a file alone into memory: EmbeddingTable::ReadAhead.
+  virtual int64_t ReadAhead(const Cpu& /*cpu*/, const uint64_t* /*keys*/, int64_t /*n*/, int64_t /*batches*/) {
+    return 0;
+  }
+
+ protected:
+  explicit TableStore(TableStore* counts) : step(counts->step) {}  // for one that is made of another
+
+ private:
+  std::atomic<int64_t> own_step_{0};
 };
 
 }  // namespace sok

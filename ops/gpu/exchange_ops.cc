@@ -32,6 +32,7 @@ class GpuExchangeServeOp final : public ExchangeServeOp {
 
   void Serve(OpKernelContext* ctx, const Tables& tables, const Requests& requests, bool insert) const override {
     const Cuda cuda = CudaOf(ctx);
+    const TfExecutor executor(ctx);
     TfDeviceScratch scratch(ctx);
     watch_.ThrowIfBadIsKnown(cuda, &scratch, DeviceTablesOf(tables));  // and tell those who wait
     const ScratchLease host_scratch;
@@ -51,21 +52,21 @@ class GpuExchangeServeOp final : public ExchangeServeOp {
     CopyToDevice(cuda, splits, on_host.words, num_words * int64_t{sizeof(uint64_t)});
 
     std::vector<Tensor> row_ids(tables.size());
-    std::vector<DeviceTable::Asked> asked_of;
+    GpuAsked asked_of;
     for (size_t t = 0; t < tables.size(); ++t) {
       const int64_t n = requests.num_keys[t];
       Check(ctx->allocate_temp(tensorflow::DT_INT64, CheckedShape({n}), &row_ids[t]));
-      asked_of.push_back({&tables[t]->device_table(), words + on_host.first_key[t], n, nullptr,
-                          static_cast<int64_t*>(row_ids[t].data())});
+      asked_of.Add(tables[t].get(), words + on_host.first_key[t], n, static_cast<int64_t*>(row_ids[t].data()),
+                   on_host.words + on_host.first_key[t]);
     }
-    const std::vector<DeviceTable::Reading> found = RowsOf(cuda, &scratch, asked_of, insert);
+    const std::vector<DeviceTable::Reading> found = RowsOf(cuda, {executor}, &scratch, &asked_of, insert);
     std::vector<int64_t> next(tables.size());  // of the keys of each table
     std::vector<DeviceFeature> features;
     for (const Asked& asked : requests.all) {
       const int64_t first = next[asked.table];
       DeviceFeature feature;
       feature.dim = feature.output_stride = dims()[asked.table];
-      SetRows(asked_of[asked.table], found[asked.table], first, &feature);
+      SetRows(asked_of.all[asked.table], found[asked.table], first, &feature);
       feature.segments.n = asked.keys;
       feature.segments.segments = asked.rows;
       if (asked.feature >= 0) {

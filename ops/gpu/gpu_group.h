@@ -8,6 +8,7 @@
 #include "../table_resource.h"
 #include "gpu_op.h"
 #include "sok/device_table.h"
+#include "sok/device_tier.h"
 #include "sok/sum_rows.h"
 
 namespace sok {
@@ -21,15 +22,49 @@ inline std::vector<DeviceTable*> DeviceTablesOf(const std::vector<RefCountPtr<Ta
   return all;
 }
 
+// The host's table behind one whose rows in use lie on the GPU; null: there is none.
+inline DeviceTier* TierOf(TableResource* resource) { return dynamic_cast<DeviceTier*>(&resource->store()); }
+
+// What is asked of tables on a GPU.
+struct GpuAsked {
+  std::vector<DeviceTable::Asked> all;
+  std::vector<DeviceTier*> tiers;         // of each; or null
+  std::vector<const uint64_t*> on_host;  // the same keys in the host's memory; null where nobody has them there
+
+  void Add(TableResource* resource, DeviceKeys keys, int64_t n, int64_t* row_ids, const uint64_t* words = nullptr) {
+    all.push_back({&resource->device_table(), keys, n, nullptr, row_ids});
+    tiers.push_back(TierOf(resource));
+    on_host.push_back(words);
+  }
+  std::vector<DeviceTier::Asked> OfTiers() {
+    std::vector<DeviceTier::Asked> some;
+    for (size_t i = 0; i < all.size(); ++i)
+      if (tiers[i] != nullptr) some.push_back({tiers[i], &all[i], on_host[i]});
+    return some;
+  }
+};
+
 // Rows of keys, and of each of what is asked where they lie; with `insert` keys without a row get one.
-inline std::vector<DeviceTable::Reading> RowsOf(const Cuda& cuda, DeviceScratch* scratch,
-                                                const std::vector<DeviceTable::Asked>& asked, bool insert) {
-  const auto n = static_cast<int64_t>(asked.size());
-  if (!insert) return DeviceTable::FindGroup(cuda, scratch, asked.data(), n);
-  DeviceTable::LookupGroup(cuda, scratch, asked.data(), n, true);
+inline std::vector<DeviceTable::Reading> RowsOf(const Cuda& cuda, const Cpu& cpu, DeviceScratch* scratch,
+                                                GpuAsked* asked, bool insert) {
+  const DeviceTier::Held held(cuda, cpu, scratch, asked->OfTiers(), insert);
+  const auto find = [&](const std::vector<DeviceTable::Asked>& some) {
+    return DeviceTable::FindGroup(cuda, scratch, some.data(), static_cast<int64_t>(some.size()));
+  };
+  if (!insert) return find(asked->all);
+  std::vector<DeviceTable::Asked> plain, tiered;
   std::vector<DeviceTable*> tables;
-  for (const DeviceTable::Asked& one : asked) tables.push_back(one.table);
-  return DeviceTable::ReadGroup(cuda, tables);
+  for (size_t i = 0; i < asked->all.size(); ++i) {
+    (asked->tiers[i] == nullptr ? plain : tiered).push_back(asked->all[i]);
+    tables.push_back(asked->all[i].table);
+  }
+  if (plain.empty()) return find(tiered);
+  DeviceTable::LookupGroup(cuda, scratch, plain.data(), static_cast<int64_t>(plain.size()), true);
+  if (!tiered.empty()) find(tiered);
+  std::vector<DeviceTable::Reading> readings = DeviceTable::ReadGroup(cuda, tables);  // all at once, in one order
+  for (size_t i = 0; i < readings.size(); ++i)
+    if (asked->tiers[i] != nullptr) readings[i].fresh.keys = asked->all[i].keys;
+  return readings;
 }
 
 // Has a feature read the keys from number `first` on of what was asked.

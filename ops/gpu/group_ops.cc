@@ -24,10 +24,11 @@ class GpuGroupLookupOp final : public TablesOp {
     const std::vector<RefCountPtr<TableResource>> tables = Tables(ctx);
     const bool insert = ScalarArg<bool>(ctx->input(m + 3 * n), "insert");
     const Cuda cuda = CudaOf(ctx);
+    const TfExecutor executor(ctx);
     TfDeviceScratch scratch(ctx);
     watch_.ThrowIfBadIsKnown(cuda, &scratch, DeviceTablesOf(tables));
     std::vector<DeviceFeature> features;
-    std::vector<DeviceTable::Asked> asked;
+    GpuAsked asked;
     for (int f = 0; f < n; ++f) {
       TableResource& resource = *tables[group_->TableOf(f)];
       const Tensor &keys = ctx->input(m + f), &row_splits = ctx->input(m + n + f);
@@ -42,13 +43,12 @@ class GpuGroupLookupOp final : public TablesOp {
       feature.output = Output(ctx, f, CheckedShape({feature.segments.segments, feature.dim}))->data();
       feature.output_stride = feature.dim;
       auto* row_ids = static_cast<int64_t*>(Output(ctx, n + f, keys.shape())->data());
-      const DeviceTable::Asked one = {&resource.device_table(), KeysOn(keys), feature.segments.n, nullptr, row_ids};
-      if (insert) resource.ids += one.n;
-      asked.push_back(one);
+      asked.Add(&resource, KeysOn(keys), feature.segments.n, row_ids);
+      if (insert) resource.ids += feature.segments.n;
       features.push_back(feature);
     }
-    const std::vector<DeviceTable::Reading> readings = RowsOf(cuda, &scratch, asked, insert);
-    for (size_t f = 0; f < features.size(); ++f) SetRows(asked[f], readings[f], 0, &features[f]);
+    const std::vector<DeviceTable::Reading> readings = RowsOf(cuda, {executor}, &scratch, &asked, insert);
+    for (size_t f = 0; f < features.size(); ++f) SetRows(asked.all[f], readings[f], 0, &features[f]);
     CombineGroup(cuda, &scratch, features.data(), n, FloatType::kFloat32, nullptr);
   }
 

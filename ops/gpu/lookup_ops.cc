@@ -1,6 +1,9 @@
 // Keys to rows in one table on one rank.
+#include <algorithm>
+
 #include "../table_resource.h"
 #include "gpu_op.h"
+#include "gpu_group.h"
 #include "sok/device_table.h"
 
 namespace sok {
@@ -23,9 +26,20 @@ class GpuTableLookupOp final : public GuardedOp {
     const Cuda cuda = CudaOf(ctx);
     TfDeviceScratch scratch(ctx);
     resource->device_table().ThrowIfBadIsKnown(cuda);
-    resource->device_table().Lookup(cuda, &scratch, DeviceKeyWords(cuda, keys, &scratch), keys.NumElements(), insert,
-                                    rows->flat<float>().data(), static_cast<int64_t*>(row_ids->data()));
-    if (insert) resource->ids += keys.NumElements();
+    const TfExecutor executor(ctx);
+    const int64_t n = keys.NumElements();
+    const DeviceTier* tier = TierOf(resource.get());
+    // What makes rows does so for all keys or none.
+    const int64_t most = tier == nullptr || insert ? std::max<int64_t>(1, n) : tier->keys_at_a_time();
+    for (int64_t at = 0; at < n; at += most) {
+      GpuAsked asked;
+      asked.Add(resource.get(), KeysOn(keys).From(at), std::min(most, n - at),
+                static_cast<int64_t*>(row_ids->data()) + at);
+      const DeviceTier::Held held(cuda, {executor}, &scratch, asked.OfTiers(), insert);
+      asked.all[0].rows = rows->flat<float>().data() + at * dim_;
+      DeviceTable::LookupGroup(cuda, &scratch, asked.all.data(), 1, insert && tier == nullptr);
+    }
+    if (insert) resource->ids += n;
   }
 
  private:

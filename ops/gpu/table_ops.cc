@@ -4,6 +4,7 @@
 #include "gpu_op.h"
 #include "sok/device_memory.h"
 #include "sok/device_store.h"
+#include "sok/device_tier.h"
 
 namespace sok {
 namespace {
@@ -42,17 +43,17 @@ class GpuTableHandleOp final : public TableHandleOp {
  private:
   TableResource* Make(OpKernelContext* ctx) const override {
     constexpr int64_t kRowsAtATime = int64_t{1} << 20;
-    if (config().policies.any()) {
-      throw InvalidArgument(
-          config().Label() +
-          ": tables on a GPU have no admission and no eviction yet. Make it under tf.device('/CPU:0').");
+    auto memory = std::make_unique<TfTableMemory>(ctx);
+    const StorageConfig& storage = config().storage;
+    if (config().policies.any() || storage.has_file() || storage.device_bytes > 0) {
+      TableConfig tiered = config();
+      if (tiered.storage.device_bytes == 0) tiered.storage.device_bytes = memory_bytes();
+      std::shared_ptr<DeviceTier> tier = DeviceTier::Make(std::move(tiered), kRowsAtATime, std::move(memory));
+      DeviceTable* table = &tier->device();
+      return new TableResource(std::move(tier), table, key_dtype());
     }
-    if (config().storage.has_file()) {
-      throw InvalidArgument(config().Label() +
-                            ": tables on a GPU keep no rows in a file yet. Make it under tf.device('/CPU:0').");
-    }
-    auto store = std::make_shared<DeviceStore>(config(), memory_bytes(), kRowsAtATime, nullptr,
-                                               std::make_unique<TfTableMemory>(ctx));
+    auto store =
+        std::make_shared<DeviceStore>(config(), memory_bytes(), kRowsAtATime, nullptr, std::move(memory));
     DeviceTable* table = &store->table();
     return new TableResource(std::move(store), table, key_dtype());
   }

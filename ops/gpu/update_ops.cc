@@ -44,10 +44,16 @@ class GpuGroupApplyOp final : public GroupApplyOp {
     }
     TfDeviceScratch scratch(ctx);
     const std::unique_ptr<RowSumsOutput> sums = SumDuplicatesOf(ctx, cuda, &scratch, &all);  // read until the end
+    std::vector<DeviceTier*> tiers;
+    for (const auto& resource : resources)
+      if (DeviceTier* tier = TierOf(resource.get()); tier != nullptr) tiers.push_back(tier);
+    const TfExecutor executor(ctx);
+    DeviceTier::Updating updating({executor}, std::move(tiers), rule, slot_set_);
     DeviceTable::ApplyGroup(cuda, &scratch, rule, slot_set_, nonfinite_, 1.0f, all.data(), num_tables());
     if (nonfinite_ == Nonfinite::kRaise) {
       DeviceTable::ThrowIfBadToHost(cuda, &scratch, DeviceTablesOf(resources));
     }
+    updating.Done();
   }
 
  private:

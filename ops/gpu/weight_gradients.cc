@@ -18,6 +18,7 @@ class GpuGroupLookupGradWeightsOp final : public TablesOp {
     const int m = group_->num_tables(), n = group_->num_features();
     const std::vector<RefCountPtr<TableResource>> tables = Tables(ctx);
     const Cuda cuda = CudaOf(ctx);
+    const TfExecutor executor(ctx);
     for (int f = 0; f < n; ++f) {
       TableResource& resource = *tables[group_->TableOf(f)];
       const Tensor &grad = ctx->input(m + f), &keys = ctx->input(m + n + f), &row_splits = ctx->input(m + 2 * n + f),
@@ -34,10 +35,10 @@ class GpuGroupLookupGradWeightsOp final : public TablesOp {
       auto* out = static_cast<float*>(Output(ctx, f, weights.shape())->data());
       if (feature.weights == nullptr) continue;
       TfDeviceScratch scratch(ctx);
-      const DeviceTable::Asked asked = {&resource.device_table(), KeysOn(keys), num_keys, nullptr,
-                                        scratch.Get<int64_t>(num_keys)};
-      const std::vector<DeviceTable::Reading> found = RowsOf(cuda, &scratch, {asked}, /*insert=*/false);
-      SetRows(asked, found[0], 0, &feature);
+      GpuAsked asked;
+      asked.Add(&resource, KeysOn(keys), num_keys, scratch.Get<int64_t>(num_keys));
+      const std::vector<DeviceTable::Reading> found = RowsOf(cuda, {executor}, &scratch, &asked, /*insert=*/false);
+      SetRows(asked.all[0], found[0], 0, &feature);
       CombineGradWeights(cuda, feature, grad.flat<float>().data(), out, nullptr);
     }
   }

@@ -43,7 +43,7 @@ def prepare(tables: Sequence[Any]) -> None:
         tf.errors.FailedPreconditionError: a table cannot: it has policies, say.
     """
     for table in tables:
-        if table.options.storage is None:
+        if not table.options.has_file:
             continue
         for (shard,) in on_servers.held([table]):
             if not shard.keeps_versions:

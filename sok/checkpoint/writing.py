@@ -170,7 +170,7 @@ class Work:
         return sum(size or 0 for size in sizes)
 
     def _is_version(self, table: EmbeddingVariable) -> bool:
-        return self.versions and table.options.storage is not None
+        return self.versions and table.options.has_file
 
     def _save(self, table: EmbeddingVariable, path: str) -> dict[str, Any]:
         if self._is_version(table):

@@ -348,7 +348,8 @@ class TableScalars(Callback):
     with repeats: the share of unseen ids. Of tables with `admission` or `eviction` also `tables/NAME/candidates`, the
     keys that wait for a row now, and `refused` and `evicted` since the scalars before, as `table.stats()` counts them
     in this shard. Of tables with `storage` also `bytes_in_memory` and `bytes_in_file` now, and since the scalars before
-    `hit_rate`, the share of rows that were in memory, and `bytes_read` and `bytes_written` of the file. On several
+    `hit_rate`, the share of rows that were in memory, and `bytes_read` and `bytes_written` of the file; of tables on a
+    GPU with `storage`, `admission` or `eviction` `bytes_on_gpu` and `gpu_hit_rate`. On several
     workers also `exchange/seconds_per_step` and `exchange/bytes_per_step` of the lookups and their gradients, as
     `sok.trace` counts them.
 
@@ -478,12 +479,16 @@ def _counted(table: Any, stats: dict[str, int], before: dict[str, int]) -> dict[
     since: list[str] = []
     if table.options.keeps_history:
         now, since = ["candidates"], ["refused", "evicted"]
-    if table.options.storage is not None:
+    if table.options.has_file:
         now, since = [*now, "bytes_in_memory", "bytes_in_file"], [*since, "bytes_read", "bytes_written"]
+    if "bytes_on_gpu" in stats:
+        now = [*now, "bytes_on_gpu"]
     come = {what: count - before.get(what, 0) for what, count in stats.items()}
     told = {what: float(stats[what]) for what in now} | {what: float(come[what]) for what in since}
-    if come.get("hits", 0) + come.get("misses", 0) > 0:
-        told["hit_rate"] = come["hits"] / (come["hits"] + come["misses"])
+    for tier in "", "gpu_":
+        hits, misses = come.get(f"{tier}hits", 0), come.get(f"{tier}misses", 0)
+        if hits + misses > 0:
+            told[f"{tier}hit_rate"] = hits / (hits + misses)
     return told
 
 

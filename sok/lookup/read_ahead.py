@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def of_features(group: Group, features: Sequence[Feature], ahead: Ahead) -> None:
     """On one worker: of the features' keys."""
     handle = dict(zip(group.tables, group.handles, strict=True))
-    asked = [f for f in features if f.table.options.storage is not None]
+    asked = [f for f in features if f.table.options.has_file]
     if asked:
         keys = [f.ids.for_ops()[0] for f in asked]
         _note(_ops.lib().sok_read_ahead([handle[f.table] for f in asked], keys, batches=ahead.batches), ahead)
@@ -30,7 +30,7 @@ def of_features(group: Group, features: Sequence[Feature], ahead: Ahead) -> None
 def of_words(sent: Sent, ahead: Ahead) -> None:
     """On several: of the keys that this one is asked for."""
     group = sent.group
-    if all(table.options.storage is None for table in group.tables):
+    if all(not table.options.has_file for table in group.tables):
         return
     with tf.device(group.device) if group.device else tf.name_scope(""):
         op = _ops.lib().sok_exchange_read_ahead(

@@ -140,7 +140,7 @@ def stage_of(features: Sequence[Feature], training: Training) -> Stage | None:
     while not of_graph(inside) and getattr(inside, "outer_graph", None) is not None:
         inside = inside.outer_graph
     found = of_graph(inside)
-    if not found or (Group.of(features).is_alone and all(f.table.options.storage is None for f in features)):
+    if not found or (Group.of(features).is_alone and all(not f.table.options.has_file for f in features)):
         return None
     stage, why = None, ""
     if inside is not graph or graph._get_control_flow_context() is not None:

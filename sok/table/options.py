@@ -111,6 +111,8 @@ class TableOptions:
             resolve(self.initializer)
         if self.on_host and self.gpu_memory_bytes is not None:
             raise ValueError(f"`gpu_memory_bytes` is for tables on a GPU, not on_host. Received: {self!r}.")
+        if self.storage is not None and self.storage.gpu_bytes is not None and self.gpu_memory_bytes is not None:
+            raise ValueError(f"Give `gpu_memory_bytes` or the `gpu_bytes` of `storage`. Received: {self!r}.")
         if self.hashed and self.num_keys is not None:
             raise ValueError("`num_keys` is for tables whose keys are row numbers: give hashed=False, too.")
         if not isinstance(self.placement, Placement):
@@ -125,6 +127,11 @@ class TableOptions:
     def keeps_history(self) -> bool:
         """Whether rows keep what they have seen."""
         return self.admission is not None or self.eviction is not None
+
+    @property
+    def has_file(self) -> bool:
+        """Whether rows lie in a file."""
+        return self.storage is not None and self.storage.has_file
 
     def to_attributes(self) -> dict[str, Any]:
         """The attributes by which native ops know it; what the initializer and the placement become have their own."""

@@ -264,6 +264,7 @@ _STORAGE = (
     *("rows_in_memory", "cache_rows", "hits", "misses", "read_ahead", "bytes_read", "bytes_written"),
     *("bytes_in_file", "bytes_in_memory"),
 )
+_ON_GPU = ("gpu_rows", "gpu_cache_rows", "gpu_hits", "gpu_misses", "bytes_on_gpu")
 
 
 @over_shards(on_servers.added)
@@ -302,14 +303,22 @@ def _details(variable: EmbeddingVariable) -> tf.Tensor:
 
 def _counts(variable: EmbeddingVariable) -> tf.Tensor:
     counts = _lib_stats(variable)[: len(_STATS)]
-    if variable.options.storage is None:
+    names = _tiers(variable)
+    if not names:
         return counts
-    return tf.concat([counts, _ops.lib().sok_table_storage(variable.handle)], 0)
+    of_tiers = _ops.lib().sok_table_storage(variable.handle)
+    return tf.concat([counts, tf.gather(of_tiers, [(_STORAGE + _ON_GPU).index(name) for name in names])], 0)
+
+
+def _tiers(variable: EmbeddingVariable) -> tuple[str, ...]:
+    """What is counted of where rows lie."""
+    options, device = variable.options, "" if variable.on_servers else variable.handle.device or ""
+    is_tier = "GPU" in device and (options.storage is not None or options.keeps_history)
+    return (_STORAGE if options.has_file else ()) + (_ON_GPU if is_tier else ())
 
 
 def _named(variable: EmbeddingVariable, counts: tf.Tensor, more: tuple[str, ...] = ()) -> dict[str, int]:
-    names = _STATS if variable.options.storage is None else _STATS + _STORAGE
-    return dict(zip(names + more, counts.numpy().tolist(), strict=True))
+    return dict(zip(_STATS + _tiers(variable) + more, counts.numpy().tolist(), strict=True))
 
 
 def history(variable: EmbeddingVariable, keys: TensorLike) -> tuple[tf.Tensor, tf.Tensor]:

@@ -13,22 +13,29 @@ from sok.table.policies import check_whole
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Storage:
-    """Keeps the rows of a table in a file, and those in use in memory. Results are those of a table in memory, bit for
-    bit.
+    """Keeps the rows of a table in a file, or in memory, and those in use in memory, or on a GPU. Results are those of a
+    table without it, bit for bit.
 
     In memory are the index (16 to 24 bytes a key), 8 bytes a row, and a cache of rows; lookups and updates bring the
     rows of their keys into the cache first. The file has the rows that the cache has no room for. It is working memory,
     not a checkpoint: it goes with the table (docs/storage.md).
 
+    Of a table on a GPU all rows are in the memory of the host, or in memory over a file, and those in use on the GPU as
+    well.
+
     Args:
         memory_bytes: how much memory the table may take on each worker, the index and all buffers included. As the
-            index grows, the cache shrinks. What is too little is refused with the least that the table needs.
+            index grows, the cache shrinks. What is too little is refused with the least that the table needs. To be
+            given with `path`; None: all rows are in memory.
         path: the folder of the file, on each worker's own disk; made if it is missing. A file takes up to about 1.5
             times the bytes of all rows and their slots. On tmpfs it is memory again.
-        tables: how many tables share `memory_bytes`: each table that is given this storage takes an equal part.
+        tables: how many tables share `memory_bytes` and `gpu_bytes`: each table that is given this storage takes an
+            equal part.
+        gpu_bytes: how much memory of the GPU rows in use may take, if the table lies there. None: as much as
+            `gpu_memory_bytes` of the table says, or the GPU has. Tables on the CPU pay it no attention.
 
     Raises:
-        ValueError: an argument is out of range.
+        ValueError: an argument is out of range; `memory_bytes` and `path` are not given together; nothing is given.
 
     Making a table with it raises OSError where nothing can be written to the folder.
 
@@ -45,27 +52,50 @@ class Storage:
     Source: the tables in persistent memory of OpenEmbedding, and the StorageOption of DeepRec.
     """
 
-    memory_bytes: int
-    path: str | os.PathLike[str]
+    memory_bytes: int | None = None
+    path: str | os.PathLike[str] | None = None
     tables: int = 1
+    gpu_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        check_whole("memory_bytes", self.memory_bytes, 1, 2**62)
         check_whole("tables", self.tables, 1, 2**20)
+        for name in ("memory_bytes", "gpu_bytes"):
+            value: Any = getattr(self, name)
+            if value is None:
+                continue
+            check_whole(name, value, 1, 2**62)
+            object.__setattr__(self, name, int(value))
+            if int(value) < self.tables:
+                raise ValueError(f"`{name}` is too little for {self.tables} tables. Received: {value}.")
+        object.__setattr__(self, "tables", int(self.tables))
+        if self.memory_bytes is None and self.path is None and self.gpu_bytes is not None:
+            return
         path = os.fspath(self.path) if isinstance(self.path, (str, os.PathLike)) else None
         if not isinstance(path, str) or not path or "\0" in path:
             raise ValueError(f"`path` must be the name of a folder. Received: {self.path!r}.")
-        for name, value in ("memory_bytes", int(self.memory_bytes)), ("path", path), ("tables", int(self.tables)):
-            object.__setattr__(self, name, value)
-        if self.memory_bytes < self.tables:
-            raise ValueError(f"`memory_bytes` is too little for {self.tables} tables. Received: {self.memory_bytes}.")
+        if self.memory_bytes is None:
+            raise ValueError(f"`memory_bytes` must be given with `path`. Received: {self!r}.")
+        object.__setattr__(self, "path", path)
+
+    @property
+    def has_file(self) -> bool:
+        """Whether rows lie in a file."""
+        return self.path is not None
 
     def to_attributes(self) -> dict[str, Any]:
         """The attributes by which native ops know it."""
-        return {"storage_memory_bytes": self.memory_bytes // self.tables, "storage_path": os.path.abspath(self.path)}
+        attributes: dict[str, Any] = {}
+        if self.path is not None:
+            attributes["storage_memory_bytes"] = int(self.memory_bytes or 0) // self.tables
+            attributes["storage_path"] = os.path.abspath(self.path)
+        if self.gpu_bytes is not None:
+            attributes["storage_device_bytes"] = self.gpu_bytes // self.tables
+        return attributes
 
     def prepare(self, table: str) -> None:
         """Makes the folder if it is missing. `OSError`, which names both, where nothing can be written to it."""
+        if self.path is None:
+            return
         try:
             os.makedirs(self.path, exist_ok=True)
             with tempfile.TemporaryFile(dir=self.path) as file:
