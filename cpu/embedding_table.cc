@@ -8,12 +8,12 @@
 
 #include "brought_or_break.h"
 #include "remove_row.h"
-#include "reserve_more.h"
 #include "row_kernels.h"
 #include "slot_set.h"
 #include "sok/error.h"
 #include "sok/host_memory.h"
 #include "sok/partition.h"
+#include "sok/reserve_more.h"
 #include "sort_by_row.h"
 #include "table_snapshot.h"
 #include "tasks.h"

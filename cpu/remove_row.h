@@ -8,8 +8,7 @@ namespace sok {
 
 // Whether anything beside the index keeps account of rows: asked once for all that leave in a call.
 inline bool EmbeddingTable::RowsAreWatched() const {
-  return saved_.is_on() || snapshot_ != nullptr || by_bucket_ != nullptr || rows_.tier() != nullptr ||
-         tells_losses_;
+  return saved_.is_on() || snapshot_ != nullptr || by_bucket_ != nullptr || rows_.tier() != nullptr || tells_losses_;
 }
 
 inline void EmbeddingTable::RemoveRow(uint32_t row, uint64_t key, bool is_watched) {

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "reserve_more.h"
+#include "sok/reserve_more.h"
 
 namespace sok {
 namespace {

@@ -2,10 +2,10 @@
 #include <algorithm>
 
 #include "remove_row.h"
-#include "reserve_more.h"
 #include "slot_set.h"
 #include "sok/embedding_table.h"
 #include "sok/error.h"
+#include "sok/reserve_more.h"
 #include "table_snapshot.h"
 #include "tasks.h"
 

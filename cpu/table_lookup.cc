@@ -472,7 +472,8 @@ void EmbeddingTable::LookupGroup(const Cpu& cpu, Scratch* scratch, const Feature
 // Gives rows to keys of one table that a lookup has found to have none.
 void EmbeddingTable::AddMissing(const Cpu& cpu, Scratch* scratch, const std::vector<Feature>& features) {
   std::vector<uint64_t> keys;
-  const bool shared = features[0].table->config_.policies.shared_rows > 0;  // then ids may be those of rows that keys share
+  const bool shared =
+      features[0].table->config_.policies.shared_rows > 0;  // then ids may be those of rows that keys share
   for (const Feature& f : features)
     for (int64_t i = 0; i < f.n; ++i)
       if (shared || f.row_ids[f.place == nullptr ? i : f.place[i]] < 0) keys.push_back(f.keys[i]);

@@ -5,10 +5,10 @@
 
 #include "rated_row.h"
 #include "remove_row.h"
-#include "reserve_more.h"
 #include "slot_set.h"
 #include "sok/embedding_table.h"
 #include "sok/error.h"
+#include "sok/reserve_more.h"
 #include "sort_by_row.h"
 #include "tasks.h"
 
@@ -419,6 +419,11 @@ void EmbeddingTable::EndStep(const Cpu& cpu) {
   } catch (const std::exception&) {
     step = now;  // see FinishLate: one worker alone must not leave the others in a step that it has not ended
   }
+}
+
+void EmbeddingTable::EndStepLater() {
+  unfinished_ = step + 1;
+  ++step;
 }
 
 bool EmbeddingTable::ReadsRowsAtEndOf(int64_t step) const {

@@ -313,8 +313,8 @@ int64_t DeviceStore::Restore(const Cpu&, Scratch*, const std::vector<SlotSetInfo
   int64_t floats = columns.n;
   for (const SlotSetInfo& info : infos) floats = std::max(floats, info.rule.slot_floats(columns.dim));
   TakeStage(&call.stage, values.n, floats);
-  const bool notes = values.changed == nullptr || std::find(values.changed, values.changed + values.n, true) !=
-                                                      values.changed + values.n;
+  const bool notes = values.changed == nullptr ||
+                     std::find(values.changed, values.changed + values.n, true) != values.changed + values.n;
   const Placed placed = Place(&call, values.keys, values.n, notes);
   Store(&call, placed, columns.to, columns.n, values.rows + columns.from, columns.dim);
   for (size_t s = 0; s < sets.size(); ++s) {
@@ -347,6 +347,18 @@ int64_t DeviceStore::Erase(const uint64_t* keys, int64_t n) {
   const int64_t erased = rows_before - call.state.CountToHost(call.cuda);
   gone_ += erased;
   return erased;
+}
+
+std::vector<int64_t> DeviceStore::RowIds(const uint64_t* keys, int64_t n) const {
+  Call call(*this);
+  call.state.CheckCount(n);
+  auto* words = call.scratch.Get<uint64_t>(n);
+  auto* ids = call.scratch.Get<int64_t>(n);
+  CopyToDevice(call.cuda, words, keys, n * int64_t{sizeof(uint64_t)});
+  table_->Lookup(call.cuda, &call.scratch, words, n, /*insert=*/false, nullptr, ids);
+  std::vector<int64_t> found(static_cast<size_t>(n));
+  CopyToHost(call.cuda, found.data(), ids, n * int64_t{sizeof(int64_t)});
+  return found;
 }
 
 void DeviceStore::Swap(TableStore* with) {

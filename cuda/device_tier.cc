@@ -10,6 +10,7 @@
 #include "sok/device_words.h"
 #include "sok/error.h"
 #include "sok/hash_key.h"
+#include "sok/reserve_more.h"
 
 namespace sok {
 namespace {
@@ -22,6 +23,9 @@ const SerialExecutor serial;
 // Of a row on the device: its record, what notes its changes and erasures, and its key in an index that is there twice as it grows.
 int64_t BytesOfRow(int64_t floats) { return int64_t{sizeof(float)} * ((floats + 3) / 4 * 4) + 5 + 48; }
 
+constexpr int64_t kFixedBytes = int64_t{32}
+                                << 10;  // beside rows: lists of blocks, what exact Adam remembers of its calls
+
 // What a table of the device is made for. Its rows are so many at most; where these are few they are one block of memory, which is
 // there twice when slots come: three vectors of them find room.
 int64_t RowsOfDevice(const TableConfig& config) {
@@ -30,7 +34,14 @@ int64_t RowsOfDevice(const TableConfig& config) {
   if (budget == 0) return config.capacity;
   const int64_t bytes =
       budget >= kManyBytes ? BytesOfRow(dim) : BytesOfRow(4 * dim) + dim * static_cast<int64_t>(sizeof(float));
-  return std::clamp<int64_t>(budget / bytes, 1, config.capacity);
+  constexpr int64_t kLeastRows = 64;
+  const int64_t least = kFixedBytes + std::min(kLeastRows, config.capacity) * bytes;
+  if (budget < least) {
+    throw InvalidArgument(config.Label() + ": it needs at least " + std::to_string(least) +
+                          " bytes of the device. Received: " + std::to_string(budget) +
+                          ". Give gpu_bytes of its storage, or gpu_memory_bytes, as many.");
+  }
+  return std::min((budget - kFixedBytes) / bytes, config.capacity);
 }
 
 // Rows lie there as keys of any kind, and as they came from the host; those that have none read what they do there.
@@ -136,6 +147,7 @@ EmbeddingTable* DeviceTier::OnHost() {
 // ---- between host and device
 
 void DeviceTier::WriteHome(const Cpu& cpu) const {
+  EraseLost();  // or they would come back
   if (here_.empty()) return;
   HomeSink sink(cpu, host_.get());
   device_->BeginSave(SnapshotOf::kNothing);
@@ -150,6 +162,7 @@ void DeviceTier::WriteHome(const Cpu& cpu) const {
     throw;
   }
   device_->EndSave("home");
+  dropped_ = 0;
 }
 
 void DeviceTier::CopyToDevice(const Cpu& cpu, const uint64_t* keys, int64_t n) {
@@ -206,6 +219,8 @@ void DeviceTier::SetUsed(uint32_t row, uint64_t key, bool trains) {
   if (row >= place_of_.size()) place_of_.resize(std::max<size_t>(row + size_t{1}, 2 * place_of_.size()), 0);
   uint32_t& place = place_of_[row];
   if (place == 0) {
+    ReserveMore(&here_, 1);
+    lost_.reserve(here_.capacity());  // whoever drops them may be a destructor
     here_.push_back({key, row, 0});
     place = static_cast<uint32_t>(here_.size());
   }
@@ -224,17 +239,35 @@ void DeviceTier::Forget(size_t place) {
 }
 
 void DeviceTier::DropLost() {
-  std::vector<uint64_t> keys;
   for (const EmbeddingTable::Lost& lost : host_->TakeLost()) {
     if (lost.row >= place_of_.size() || place_of_[lost.row] == 0) continue;
     const size_t place = place_of_[lost.row] - 1;
     if (here_[place].key != lost.key) continue;
-    keys.push_back(lost.key);
+    lost_.push_back(lost.key);
     Forget(place);
   }
-  if (keys.empty()) return;
-  device_->Erase(keys.data(), static_cast<int64_t>(keys.size()));
-  dropped_ += static_cast<int64_t>(keys.size());
+  EraseLost();
+}
+
+void DeviceTier::EraseLost() const {
+  if (lost_.empty()) return;
+  device_->Erase(lost_.data(), static_cast<int64_t>(lost_.size()));
+  dropped_ += static_cast<int64_t>(lost_.size());
+  lost_.clear();
+}
+
+template <class Call>
+auto DeviceTier::OfHost(const Call& call) -> decltype(call()) {
+  struct Dropping {
+    DeviceTier* tier;
+    ~Dropping() {
+      try {
+        tier->DropLost();
+      } catch (const std::exception&) {  // no lookup finds rows before it has been done
+      }
+    }
+  } dropping{this};
+  return call();
 }
 
 int64_t DeviceTier::SendHome(const Cpu& cpu, int64_t n) {
@@ -250,7 +283,11 @@ int64_t DeviceTier::SendHome(const Cpu& cpu, int64_t n) {
   });
   std::vector<uint64_t> keys;
   for (int64_t i = 0; i < n; ++i) keys.push_back(leaving[static_cast<size_t>(i)].key);
+  const std::vector<int64_t> ids = device_->RowIds(keys.data(), n);
+  if (sent_home_.empty()) sent_home_.assign(static_cast<size_t>(device_->config().capacity), -1);
   device_->Erase(keys.data(), n);
+  for (const int64_t id : ids)
+    if (id >= 0) sent_home_[static_cast<size_t>(id & UINT32_MAX)] = id;
   for (int64_t i = 0; i < n; ++i) Forget(place_of_[leaving[static_cast<size_t>(i)].row] - 1);
   dropped_ += n;
   return n;
@@ -262,7 +299,7 @@ int64_t DeviceTier::MostRows() const {
   int64_t slots = 0;
   for (const auto& set : SetsOfDevice(*host_, nullptr)) slots += set.rule.slot_floats(dim()) + 1;  // and a stamp
   if (slots == 0) slots = 3 * dim();  // what comes with the first update finds room
-  return std::clamp<int64_t>(budget / BytesOfRow(dim() + slots), 1, most);
+  return std::clamp<int64_t>((budget - kFixedBytes) / BytesOfRow(dim() + slots), 1, most);
 }
 
 int64_t DeviceTier::keys_at_a_time() const {
@@ -313,8 +350,9 @@ void DeviceTier::Bring(const Cpu& cpu) {
       if (SendHome(cpu, part) == 0) refuse(error.what());
       continue;
     }
-    for (int64_t i = at; i < at + count; ++i) SetUsed(wanted_[static_cast<size_t>(i)].row, keys[static_cast<size_t>(i)],
-                                                      (wanted_[static_cast<size_t>(i)].used & 1) != 0);
+    for (int64_t i = at; i < at + count; ++i)
+      SetUsed(wanted_[static_cast<size_t>(i)].row, keys[static_cast<size_t>(i)],
+              (wanted_[static_cast<size_t>(i)].used & 1) != 0);
     at += count;
   }
   misses_ += n;
@@ -369,7 +407,8 @@ DeviceTier::Held::Held(const Cuda& cuda, const Cpu& cpu, DeviceScratch* device_s
   for (DeviceTier* tier : tiers) {
     tier->wanted_.clear();
     ++tier->call_;
-    if (insert && shares(tier)) tier->WriteHome(cpu);  // a key that is admitted begins with the row that it has shared
+    // A key that is admitted begins with the row that it has shared; a step that is ended late may look at weights.
+    if (insert && (shares(tier) || tier->host_->HasStepToEnd())) tier->WriteHome(cpu);
   }
   std::exception_ptr error;
   try {
@@ -377,7 +416,7 @@ DeviceTier::Held::Held(const Cuda& cuda, const Cpu& cpu, DeviceScratch* device_s
   } catch (...) {
     error = std::current_exception();
   }
-  for (DeviceTier* tier : tiers) tier->DropLost();  // a step may have been ended late
+  for (DeviceTier* tier : tiers) tier->DropLost();  // also what others could not
   if (error) std::rethrow_exception(error);
   for (size_t f = 0; f < features.size(); ++f) {
     const EmbeddingTable::Feature& feature = features[f];
@@ -405,9 +444,29 @@ DeviceTier::Held::Held(const Cuda& cuda, const Cpu& cpu, DeviceScratch* device_s
   }
 }
 
-DeviceTier::Updating::Updating(const Cpu& cpu, std::vector<DeviceTier*> tiers, const UpdateRule& rule,
-                               const std::string& slot_set)
-    : cpu_(cpu), tiers_(InOrder(std::move(tiers))), rule_(rule), slot_set_(slot_set), locks_(LockAll(tiers_)) {
+void DeviceTier::CheckIds(const Cuda& cuda, const int64_t* row_ids, int64_t n) const {
+  if (sent_home_.empty() || n == 0) return;
+  std::vector<int64_t> ids(static_cast<size_t>(n));
+  CopyToHost(cuda, ids.data(), row_ids, n * int64_t{sizeof(int64_t)});
+  for (const int64_t id : ids) {
+    if (id < 0) continue;
+    const auto row = static_cast<size_t>(id & UINT32_MAX);
+    if (row >= sent_home_.size() || id > sent_home_[row])
+      continue;  // ids of one row number grow with each row that had it
+    throw InvalidArgument(
+        Label() +
+        ": a gradient is for a row that has left the device since its lookup, in an earlier step. Apply "
+        "gradients in the step of their lookups, or give the table's storage more gpu_bytes.");
+  }
+}
+
+DeviceTier::Updating::Updating(const Cuda& cuda, const Cpu& cpu, const std::vector<Updated>& updated,
+                               const UpdateRule& rule, const std::string& slot_set)
+    : cpu_(cpu), rule_(rule), slot_set_(slot_set) {
+  for (const Updated& one : updated) tiers_.push_back(one.tier);
+  tiers_ = InOrder(std::move(tiers_));
+  locks_ = LockAll(tiers_);
+  for (const Updated& one : updated) one.tier->CheckIds(cuda, one.row_ids, one.n);
   if (slot_set_.empty()) return;
   SlotSetInfo set;
   set.name = slot_set_;
@@ -427,13 +486,13 @@ void DeviceTier::Updating::Done() {
 
 void DeviceTier::EndStep(const Cpu& cpu) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (host_->ReadsRowsAtEndOf(step + 1) || dropped_ > kLostAtMost) {
-    WriteHome(cpu);
-    dropped_ = 0;
-  }
-  host_->EndStep(cpu);
-  DropLost();
   step_began_ = call_ + 1;
+  try {
+    if (host_->ReadsRowsAtEndOf(step + 1) || host_->HasStepToEnd() || dropped_ > kLostAtMost) WriteHome(cpu);
+  } catch (const std::exception&) {
+    return host_->EndStepLater();  // one worker alone must not leave the others in a step that it has not ended
+  }
+  OfHost([&] { host_->EndStep(cpu); });
 }
 
 // ---- what others do to the table
@@ -464,7 +523,7 @@ void DeviceTier::Slots(const std::string& slot_set, const uint64_t* keys, int64_
 void DeviceTier::Assign(const Cpu& cpu, Scratch* scratch, const uint64_t* keys, const float* rows, int64_t n) {
   const std::lock_guard<std::mutex> lock(mutex_);
   WriteHome(cpu);
-  host_->Assign(cpu, scratch, keys, rows, n);
+  OfHost([&] { host_->Assign(cpu, scratch, keys, rows, n); });
   Refresh(cpu, keys, n);
 }
 
@@ -472,7 +531,7 @@ int64_t DeviceTier::Restore(const Cpu& cpu, Scratch* scratch, const std::vector<
                             const RowValues& values) {
   const std::lock_guard<std::mutex> lock(mutex_);
   WriteHome(cpu);
-  const int64_t made = host_->Restore(cpu, scratch, sets, values);
+  const int64_t made = OfHost([&] { return host_->Restore(cpu, scratch, sets, values); });
   Refresh(cpu, values.keys, values.n);
   return made;
 }
@@ -480,7 +539,7 @@ int64_t DeviceTier::Restore(const Cpu& cpu, Scratch* scratch, const std::vector<
 void DeviceTier::SkipCalls(const std::string& save, const std::vector<SlotSetInfo>& sets) {
   const std::lock_guard<std::mutex> lock(mutex_);
   WriteHome({serial});
-  host_->SkipCalls(save, sets);
+  OfHost([&] { host_->SkipCalls(save, sets); });
   std::vector<uint64_t> keys;
   for (const Here& here : here_) keys.push_back(here.key);
   CopyToDevice({serial}, keys.data(), static_cast<int64_t>(keys.size()));
@@ -495,7 +554,7 @@ void DeviceTier::ReadAll(const Cpu& cpu, RowSink* sink) const {
 void DeviceTier::BeginSave(SnapshotOf snapshot) {
   const std::lock_guard<std::mutex> lock(mutex_);
   WriteHome({serial});
-  host_->BeginSave(snapshot);
+  OfHost([&] { host_->BeginSave(snapshot); });
 }
 
 void DeviceTier::ReadChanges(const Cpu& cpu, RowSink* sink) const {
@@ -523,7 +582,9 @@ void DeviceTier::Swap(TableStore* with) {
   device_->Swap(other->device_.get());
   here_.swap(other->here_);
   place_of_.swap(other->place_of_);
-  for (DeviceTier* tier : {this, other}) {  // they were called by other numbers
+  lost_.swap(other->lost_);
+  for (DeviceTier* tier : {this, other}) tier->sent_home_.clear();  // all ids from before are of rows that are gone
+  for (DeviceTier* tier : {this, other}) {                          // they were called by other numbers
     for (Here& here : tier->here_) here.used = 0;
     tier->device_->BeginSave(SnapshotOf::kNothing);
     tier->device_->EndSave("home");
@@ -538,9 +599,7 @@ void DeviceTier::Reserve(const Cpu& cpu, int64_t n, bool rows) {
 
 int64_t DeviceTier::Erase(const uint64_t* keys, int64_t n) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  const int64_t erased = host_->Erase(keys, n);
-  DropLost();
-  return erased;
+  return OfHost([&] { return host_->Erase(keys, n); });
 }
 
 int64_t DeviceTier::memory_bytes() const {

@@ -209,8 +209,8 @@ void DeviceTable::State::InsertRows(const Cuda& cuda, DeviceScratch* scratch, co
   }
   TableView view = ViewOf(*this);
   if (!notes) view.notes = {};
-  Launch(FillNewKernel, GridOfTiles((n + kKeysAtOnce - 1) / kKeysAtOnce), kThreads, 0, cuda, view, keys, n,
-         found, leaders, defaults.data(), defaults.size(), out, row_ids);
+  Launch(FillNewKernel, GridOfTiles((n + kKeysAtOnce - 1) / kKeysAtOnce), kThreads, 0, cuda, view, keys, n, found,
+         leaders, defaults.data(), defaults.size(), out, row_ids);
   for (const auto& set : sets) {
     if (set->decay == nullptr) continue;
     Launch(StampNewKernel, GridOf(n), kThreads, 0, cuda, found, leaders, n, static_cast<uint32_t>(set->decay->calls()),

@@ -73,6 +73,7 @@ class TableHandleOp : public HandleOp<TableResource> {
     Check(ctx->GetAttr("owner", &config_.owner));
     Check(ctx->GetAttr("num_keys", &config_.num_keys));
     Check(ctx->GetAttr("memory_bytes", &memory_bytes_));
+    Check(ctx->GetAttr("always_on_host", &is_always_on_host_));
     config_.policies = PoliciesAttrs(ctx);
     Check(ctx->GetAttr("storage_memory_bytes", &config_.storage.memory_bytes));
     Check(ctx->GetAttr("storage_path", &config_.storage.path));
@@ -87,11 +88,14 @@ class TableHandleOp : public HandleOp<TableResource> {
   const TableConfig& config() const { return config_; }
   tensorflow::DataType key_dtype() const { return key_dtype_; }
   int64_t memory_bytes() const { return memory_bytes_; }
+  // Whatever device the handle is of: what a table of a device counts of keys without rows lies on its host.
+  bool is_always_on_host() const { return is_always_on_host_; }
 
  private:
   tensorflow::DataType key_dtype_ = tensorflow::DT_INT64;
   TableConfig config_;
   int64_t memory_bytes_ = 0;
+  bool is_always_on_host_ = false;
 };
 
 }  // namespace sok

@@ -60,6 +60,7 @@ REGISTER_OP("Sok>TableHandle")
     .Attr("storage_memory_bytes: int >= 0 = 0")
     .Attr("storage_path: string = ''")
     .Attr("storage_device_bytes: int >= 0 = 0")
+    .Attr("always_on_host: bool = false")
     .SetIsStateful()
     .SetShapeFn(ScalarShape);
 

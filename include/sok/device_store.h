@@ -59,6 +59,8 @@ class DeviceStore final : public TableStore {
   void Swap(TableStore* other) override;
   void Reserve(const Cpu& cpu, int64_t n, bool rows) override;
   int64_t Erase(const uint64_t* keys, int64_t n) override;
+  // Row ids of keys [n]; -1: it has no row.
+  std::vector<int64_t> RowIds(const uint64_t* keys, int64_t n) const;
   int64_t memory_bytes() const override;
   PolicyCounts policy_counts() const override;  // no policy works here: rows made
 

@@ -12,7 +12,6 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <unordered_set>
 #include <vector>
 
 #include "sok/device_store.h"
@@ -37,8 +36,10 @@ class DeviceTier final : public TableStore {
   // Keys of a lookup.
   struct Asked {
     DeviceTier* tier = nullptr;
-    DeviceTable::Asked* of = nullptr;  // its table is the tier's; may be given other keys: those whose rows its keys share
-    const uint64_t* keys = nullptr;    // [of->n], in the memory of the process; null: they are copied from the device, and waited for
+    DeviceTable::Asked* of =
+        nullptr;  // its table is the tier's; may be given other keys: those whose rows its keys share
+    const uint64_t* keys =
+        nullptr;  // [of->n], in the memory of the process; null: they are copied from the device, and waited for
   };
   // Has brought the rows of what is asked to the device: all that have one, in place of LookupGroup with `insert` also those that get
   // one now. While it lives, work can be put on a stream that finds them without insert. Throws as EmbeddingTable::LookupGroup, and
@@ -51,16 +52,24 @@ class DeviceTier final : public TableStore {
     std::vector<std::unique_lock<std::mutex>> locks_;
   };
 
+  // Row ids of gradients, on the device.
+  struct Updated {
+    DeviceTier* tier = nullptr;
+    const int64_t* row_ids = nullptr;  // [n]
+    int64_t n = 0;
+  };
   // An update of the tables' devices by DeviceTable::ApplyGroup happens while it lives, and did if Done is called: then the hosts
-  // count it. Throws InvalidArgument for a set of another rule, OutOfMemory; then nothing changed.
+  // count it. Throws InvalidArgument for a set of another rule, and for the id of a row that has left the device since its lookup,
+  // which is then of an earlier step; OutOfMemory. Then nothing changed. Waits for the stream if a table has sent rows home.
   class Updating {
    public:
-    Updating(const Cpu& cpu, std::vector<DeviceTier*> tiers, const UpdateRule& rule, const std::string& slot_set);
+    Updating(const Cuda& cuda, const Cpu& cpu, const std::vector<Updated>& updated, const UpdateRule& rule,
+             const std::string& slot_set);
     void Done();
 
    private:
     const Cpu cpu_;
-    const std::vector<DeviceTier*> tiers_;
+    std::vector<DeviceTier*> tiers_;
     const UpdateRule rule_;
     const std::string slot_set_;
     std::vector<std::unique_lock<std::mutex>> locks_;
@@ -110,8 +119,13 @@ class DeviceTier final : public TableStore {
   // All below expect mutex_ to be held. Those that are const change no answer.
   static std::vector<std::unique_lock<std::mutex>> LockAll(const std::vector<DeviceTier*>& tiers);
   void WriteHome(const Cpu& cpu) const;
-  // The device's rows of keys that have none any more go.
+  // The device's rows of keys that have none any more go. What cannot be done now is done by the next call.
   void DropLost();
+  void EraseLost() const;
+  // For a call on the host's table that may end a step late.
+  template <class Call>
+  auto OfHost(const Call& call) -> decltype(call());
+  void CheckIds(const Cuda& cuda, const int64_t* row_ids, int64_t n) const;
   // Row ids [n] of the host, as a lookup in it has given them, and the keys of these rows: they are wanted on the device.
   void Want(const uint64_t* keys, const int64_t* row_ids, int64_t n, bool trains);
   void Bring(const Cpu& cpu);  // what is wanted and not there
@@ -130,10 +144,12 @@ class DeviceTier final : public TableStore {
   const std::unique_ptr<DeviceStore> device_;
   mutable std::mutex mutex_;
   std::vector<Here> here_;
-  std::vector<uint32_t> place_of_;  // of each row of the host, its place in here_ plus 1; 0: it is not there
-  std::vector<Here> wanted_;        // of the call under way: not there
+  std::vector<uint32_t> place_of_;      // of each row of the host, its place in here_ plus 1; 0: it is not there
+  std::vector<Here> wanted_;            // of the call under way: not there
+  mutable std::vector<uint64_t> lost_;  // keys whose rows the device is still to drop
+  std::vector<int64_t> sent_home_;      // of each row number of the device, its last id that was sent home, or -1
   uint64_t call_ = 0, step_began_ = 0;
-  int64_t dropped_ = 0;  // rows since the device last forgot what it had lost
+  mutable int64_t dropped_ = 0;  // rows since the device last forgot what it had lost
   int64_t hits_ = 0, misses_ = 0;
 };
 

@@ -204,6 +204,9 @@ class EmbeddingTable final : public TableStore {
   std::vector<Lost> TakeLost();
   // Whether the end of this step looks at weights, or hands some over.
   bool ReadsRowsAtEndOf(int64_t step) const;
+  // EndStep, but what it leaves to do is done, or raised, by the next lookup for training, or save; and whether there is anything.
+  void EndStepLater();
+  bool HasStepToEnd() const { return unfinished_ != 0; }
   // What is counted of keys without rows, as a table; null: nothing is. Rows [2] of these keys are their histories, bit for bit; or,
   // of a Bloom filter, those of KeyOfBucket are the cells of a bucket. Whoever writes it counts for this table.
   const std::shared_ptr<EmbeddingTable>& counted() const { return candidates_ ? candidates_ : filter_; }
@@ -452,9 +455,9 @@ class EmbeddingTable final : public TableStore {
   std::shared_ptr<EmbeddingTable> candidates_, filter_;
   std::unique_ptr<RowsByBucket> by_bucket_;  // if rows leave when buckets are full
   std::atomic<bool> wants_evicted_{false};
-  Evicted taken_away_;                  // since the last TakeEvicted
+  Evicted taken_away_;  // since the last TakeEvicted
   bool tells_losses_ = false;
-  std::vector<Lost> lost_;  // since the last TakeLost
+  std::vector<Lost> lost_;              // since the last TakeLost
   std::atomic<int64_t> unfinished_{0};  // the step whose end is not done; 0: none
   std::vector<uint64_t> refused_keys_;  // of the present step, with repeats: a Bloom filter counts them at its end
   std::atomic<int64_t> made_{0}, refused_{0}, evicted_{0};

@@ -28,7 +28,7 @@ inline DeviceTier* TierOf(TableResource* resource) { return dynamic_cast<DeviceT
 // What is asked of tables on a GPU.
 struct GpuAsked {
   std::vector<DeviceTable::Asked> all;
-  std::vector<DeviceTier*> tiers;         // of each; or null
+  std::vector<DeviceTier*> tiers;        // of each; or null
   std::vector<const uint64_t*> on_host;  // the same keys in the host's memory; null where nobody has them there
 
   void Add(TableResource* resource, DeviceKeys keys, int64_t n, int64_t* row_ids, const uint64_t* words = nullptr) {

@@ -2,8 +2,8 @@
 #include <algorithm>
 
 #include "../table_resource.h"
-#include "gpu_op.h"
 #include "gpu_group.h"
+#include "gpu_op.h"
 #include "sok/device_table.h"
 
 namespace sok {

@@ -43,6 +43,7 @@ class GpuTableHandleOp final : public TableHandleOp {
  private:
   TableResource* Make(OpKernelContext* ctx) const override {
     constexpr int64_t kRowsAtATime = int64_t{1} << 20;
+    if (is_always_on_host()) return new TableResource(config(), key_dtype());
     auto memory = std::make_unique<TfTableMemory>(ctx);
     const StorageConfig& storage = config().storage;
     if (config().policies.any() || storage.has_file() || storage.device_bytes > 0) {
@@ -52,8 +53,7 @@ class GpuTableHandleOp final : public TableHandleOp {
       DeviceTable* table = &tier->device();
       return new TableResource(std::move(tier), table, key_dtype());
     }
-    auto store =
-        std::make_shared<DeviceStore>(config(), memory_bytes(), kRowsAtATime, nullptr, std::move(memory));
+    auto store = std::make_shared<DeviceStore>(config(), memory_bytes(), kRowsAtATime, nullptr, std::move(memory));
     DeviceTable* table = &store->table();
     return new TableResource(std::move(store), table, key_dtype());
   }

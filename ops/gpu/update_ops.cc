@@ -34,6 +34,7 @@ class GpuGroupApplyOp final : public GroupApplyOp {
     const Cuda cuda = CudaOf(ctx);
     std::vector<RefCountPtr<TableResource>> resources;
     std::vector<DeviceTable::Gradients> all;
+    std::vector<DeviceTier::Updated> tiered;
     for (int t = 0; t < num_tables(); ++t) {
       resources.push_back(TableArg(ctx, t));
       const Tensor &row_ids = ctx->input(num_tables() + t), &grads = ctx->input(2 * num_tables() + t);
@@ -41,14 +42,13 @@ class GpuGroupApplyOp final : public GroupApplyOp {
       const int64_t n = row_ids.NumElements();
       CheckShape(grads, {n, resources.back()->config().dim}, "grads");
       all.push_back({&resources.back()->device_table(), Int64(row_ids), grads.flat<float>().data(), n, nullptr});
+      if (DeviceTier* tier = TierOf(resources.back().get()); tier != nullptr)
+        tiered.push_back({tier, Int64(row_ids), n});
     }
+    const TfExecutor executor(ctx);
+    DeviceTier::Updating updating(cuda, {executor}, tiered, rule, slot_set_);
     TfDeviceScratch scratch(ctx);
     const std::unique_ptr<RowSumsOutput> sums = SumDuplicatesOf(ctx, cuda, &scratch, &all);  // read until the end
-    std::vector<DeviceTier*> tiers;
-    for (const auto& resource : resources)
-      if (DeviceTier* tier = TierOf(resource.get()); tier != nullptr) tiers.push_back(tier);
-    const TfExecutor executor(ctx);
-    DeviceTier::Updating updating({executor}, std::move(tiers), rule, slot_set_);
     DeviceTable::ApplyGroup(cuda, &scratch, rule, slot_set_, nonfinite_, 1.0f, all.data(), num_tables());
     if (nonfinite_ == Nonfinite::kRaise) {
       DeviceTable::ThrowIfBadToHost(cuda, &scratch, DeviceTablesOf(resources));

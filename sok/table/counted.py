@@ -32,6 +32,7 @@ class Counted(EmbeddingVariable):
             placement=of.options.placement,
         )
         super().__init__(cells // 4 or 2, NUM_BUCKETS if cells else 2**32 - 2, name=name, options=options)
+        self._attributes["always_on_host"] = True  # of a `second_table`; beside a table on a GPU, too
 
     def make_handle(self, **_: Any) -> tf.Tensor:
         return _ops.lib().sok_table_counted(self._handle_of)
