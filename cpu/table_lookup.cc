@@ -471,20 +471,18 @@ void EmbeddingTable::LookupGroup(const Cpu& cpu, Scratch* scratch, const Feature
 
 // Gives rows to keys of one table that a lookup has found to have none.
 void EmbeddingTable::AddMissing(const Cpu& cpu, Scratch* scratch, const std::vector<Feature>& features) {
+  EmbeddingTable* table = features[0].table;
+  const bool shares = table->config_.policies.shared_rows > 0;  // then ids may be of rows that keys share
   std::vector<uint64_t> keys;
-  const bool shared =
-      features[0].table->config_.policies.shared_rows > 0;  // then ids may be those of rows that keys share
   for (const Feature& f : features)
     for (int64_t i = 0; i < f.n; ++i)
-      if (shared || f.row_ids[f.place == nullptr ? i : f.place[i]] < 0) keys.push_back(f.keys[i]);
+      if (shares || f.row_ids[f.place == nullptr ? i : f.place[i]] < 0) keys.push_back(f.keys[i]);
   const int64_t n = static_cast<int64_t>(keys.size());
   int64_t* all = scratch->Get<int64_t>(n);
   std::iota(all, all + n, int64_t{0});
-  EmbeddingTable* table = features[0].table;
   const Lock lock(table->mutex_);
   const int64_t admitted = table->Admit(cpu, scratch, keys.data(), all, n);
   uint32_t* rows = scratch->Get<uint32_t>(n);
-  const bool shares = table->config_.policies.shared_rows > 0;
   table->InsertMissing(cpu, scratch, keys.data(), all, admitted, rows, shares ? Fresh::kInherits : Fresh::kInitial);
 }
 

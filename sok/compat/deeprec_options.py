@@ -201,6 +201,9 @@ class StorageType(enum.IntEnum):
     HBM_DRAM_SSDHASH = 102
 
 
+_WITHOUT_FILE = (StorageType.INVALID, StorageType.DRAM, StorageType.HBM_DRAM)
+
+
 class CacheStrategy(enum.IntEnum):
     """Which rows stay in memory, with the numbers of DeepRec's `config_pb2.CacheStrategy`."""
 
@@ -210,13 +213,17 @@ class CacheStrategy(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True)
 class StorageOption:
-    """Says where rows lie: all kinds that have a level below memory are `sok.Storage(memory_bytes=storage_size[0])`.
+    """Says where rows lie, as `sok.Storage` does: in a file, and those in use in memory; or in either, and those in use
+    on a GPU.
 
     Args:
-        storage_type: a `StorageType`, its number or its name. None, INVALID and DRAM: all rows are in memory.
-        storage_path: the folder of the file, made if it is missing; for all kinds but these.
-        storage_size: bytes of each level, 1 GiB where they are not said. The first bounds memory, the index included;
-            the others are without effect: a file takes what its rows take.
+        storage_type: a `StorageType`, its number or its name. None, INVALID and DRAM: all rows are in memory. HBM_DRAM
+            and HBM_DRAM_SSDHASH: those in use are on the GPU as well. The table lies where TensorFlow puts it; on the
+            CPU these two are DRAM and DRAM_SSDHASH.
+        storage_path: the folder of the file, made if it is missing; for kinds that have one.
+        storage_size: bytes of each level, 1 GiB where they are not said. Those of HBM are `gpu_bytes`, those of memory
+            bound it, the index included, where a file lies below; the others are without effect: a file takes what its
+            rows take.
         cache_strategy: without effect: a row leaves memory by one rule, which weighs recency and uses
             (docs/storage.md).
         layout: without effect.
@@ -224,7 +231,6 @@ class StorageOption:
     Raises:
         ValueError: `storage_type` is none of DeepRec's; `storage_path` is missing, or given without a type that has a
             file; `storage_size` is no list of sizes.
-        NotImplementedError: a kind with GPU memory (HBM).
 
     Example:
         >>> StorageOption(StorageType.DRAM_SSDHASH, "/ssd/rows", [2**28]).storage
@@ -246,13 +252,7 @@ class StorageOption:
         for size in self.storage_size:
             whole_number("storage_size", size)
         object.__setattr__(self, "storage_size", tuple(map(int, self.storage_size)))
-        if kind.name.startswith("HBM"):
-            raise NotImplementedError(
-                f"`storage_type`, {kind.name}: rows in a GPU's memory are not kept in a file. Take DRAM_SSDHASH and "
-                "put the table on the CPU, or leave the option out and put the table on the GPU."
-            )
-        in_memory = kind in (StorageType.INVALID, StorageType.DRAM)
-        if not in_memory and self.storage_path is None:
+        if kind not in _WITHOUT_FILE and self.storage_path is None:
             raise ValueError(f"`storage_path` must be the folder of the rows of {kind.name}. Received: None.")
         if self.storage_type is None and self.storage_path is not None:
             raise ValueError(f"`storage_type` must be given with `storage_path`. Received: {self.storage_path!r}.")
@@ -271,9 +271,12 @@ class StorageOption:
     @property
     def storage(self) -> Storage | None:
         """What a table takes; None: all rows are in memory."""
-        if self._kind in (StorageType.INVALID, StorageType.DRAM) or self.storage_path is None:
-            return None
-        return Storage(memory_bytes=self.storage_size[0], path=self.storage_path)
+        kind = self._kind
+        sizes = [*self.storage_size, 2**30, 2**30]
+        of_gpu = {"gpu_bytes": sizes.pop(0)} if kind.name.startswith("HBM_") else {}
+        if kind in _WITHOUT_FILE or self.storage_path is None:
+            return Storage(**of_gpu) if of_gpu else None
+        return Storage(memory_bytes=sizes[0], path=self.storage_path, **of_gpu)
 
 
 @dataclasses.dataclass(frozen=True)

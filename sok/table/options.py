@@ -57,9 +57,10 @@ class TableOptions:
             pattern; hashed tables only. `sok.table_wise(owner)`: all rows are on one rank (small tables, spread over
             workers as whole tables). `sok.column_wise(pieces)`: each of several ranks has some columns of all rows.
             `sok.data_parallel()`: each rank has a copy of all rows. Equal on all workers; results do not depend on it.
-        admission: a `sok.Admission`: which keys get rows of their own. None: every key does. Hashed tables on the CPU.
-        eviction: a `sok.Eviction`: when rows leave. None: never. Tables on the CPU. Both equal on all workers.
-        storage: a `sok.Storage`: rows lie in a file, and those in use in memory. None: all in memory. On the CPU.
+        admission: a `sok.Admission`: which keys get rows of their own. None: every key does. Hashed tables.
+        eviction: a `sok.Eviction`: when rows leave. None: never. Both equal on all workers.
+        storage: a `sok.Storage`: rows lie in a file, and those in use in memory; or in either, and those in use on a
+            GPU. None: all in memory, or on the GPU.
 
     Raises:
         ValueError: a property is out of range, or does not go with another.

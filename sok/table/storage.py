@@ -13,8 +13,9 @@ from sok.table.policies import check_whole
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Storage:
-    """Keeps the rows of a table in a file, or in memory, and those in use in memory, or on a GPU. Results are those of a
-    table without it, bit for bit.
+    """Keeps the rows of a table in a file, or in memory, and those in use in memory, or on a GPU.
+
+    Results are those of a table without it, bit for bit; of one on a GPU, up to the order of sums.
 
     In memory are the index (16 to 24 bytes a key), 8 bytes a row, and a cache of rows; lookups and updates bring the
     rows of their keys into the cache first. The file has the rows that the cache has no room for. It is working memory,
@@ -48,6 +49,8 @@ class Storage:
         [[1.0, 1.0]]
         >>> table.stats()["misses"]
         0
+        >>> sok.Storage(gpu_bytes=2**30)  # all rows in memory, those in use on a GPU
+        Storage(gpu_bytes=1073741824)
 
     Source: the tables in persistent memory of OpenEmbedding, and the StorageOption of DeepRec.
     """

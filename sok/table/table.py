@@ -339,13 +339,12 @@ class EmbeddingVariable(TellsEvicted, AsVariable):
         Returns:
             `rows` in use now; `candidates`: keys that `admission` counts, without a row now; `made`: rows made;
             `refused`: keys of lookups for training that got no row, as they reached the owner, repeats included;
-            `evicted`: rows that `eviction` took. (Tables on a GPU count no collisions: 0.) With `storage` also
-            `rows_in_memory` now, and how many there can be, `cache_rows`; `hits` and `misses`: distinct rows of calls
-            that were in memory, or came from the file; `read_ahead`: rows that `sok.ahead` had read before their step,
-            which are no misses; `bytes_read` and `bytes_written` of the file; the bytes that it has now,
-            `bytes_in_file`, and that `memory_bytes` bounds, `bytes_in_memory`. On a GPU, with `storage`, `admission` or
-            `eviction`: `gpu_rows` that are there now, and how many there can be, `gpu_cache_rows`; `gpu_hits` and
-            `gpu_misses`: distinct rows of lookups that were there, or were brought; `bytes_on_gpu`.
+            `evicted`: rows that `eviction` took. (An index on a GPU counts no collisions.) With a file `rows_in_memory`
+            now, and how many there can be, `cache_rows`; `hits` and `misses`: distinct rows of calls that were in
+            memory, or came from the file; `read_ahead`: rows that `sok.ahead` had read before their step, which are no
+            misses; `bytes_read` and `bytes_written` of the file; the bytes that it has now, `bytes_in_file`, and that
+            `memory_bytes` bounds, `bytes_in_memory`. On a GPU with `storage` or policies `gpu_rows` now, and how many
+            there can be, `gpu_cache_rows`; `gpu_hits` and `gpu_misses`: rows there, or brought; `bytes_on_gpu`.
         """
         return table_state.stats(self, details)
 

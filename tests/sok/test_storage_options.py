@@ -83,6 +83,15 @@ def test_deeprecs_kinds_in_memory_are_none(kind):
     assert deeprec.StorageOption(kind).storage is None
 
 
+def test_deeprecs_kinds_on_a_gpu_say_how_much_of_it_rows_in_use_take():
+    kinds = deeprec.StorageType
+    assert deeprec.StorageOption(kinds.HBM_DRAM).storage == sok.Storage(gpu_bytes=2**30)
+    assert deeprec.StorageOption("HBM_DRAM", storage_size=[2**20, 2**31]).storage == sok.Storage(gpu_bytes=2**20)
+    three = deeprec.StorageOption(kinds.HBM_DRAM_SSDHASH, "/ssd", [2**20, 2**21])
+    assert three.storage == sok.Storage(gpu_bytes=2**20, memory_bytes=2**21, path="/ssd")
+    assert deeprec.StorageOption(102, "/ssd", [5]).storage == sok.Storage(gpu_bytes=5, memory_bytes=2**30, path="/ssd")
+
+
 @pytest.mark.parametrize(
     ("make", "error", "words"),
     [
@@ -92,8 +101,7 @@ def test_deeprecs_kinds_in_memory_are_none(kind):
         (lambda: deeprec.StorageOption(storage_path="/ssd"), ValueError, ("`storage_type`", "'/ssd'")),
         (lambda: deeprec.StorageOption("DRAM_SSDHASH", "/ssd", 5), ValueError, ("`storage_size`", "list", "5")),
         (lambda: deeprec.StorageOption("DRAM_SSDHASH", "/ssd", [0]), ValueError, ("`storage_size`", "0")),
-        (lambda: deeprec.StorageOption("HBM_DRAM", "/ssd"), NotImplementedError, ("HBM_DRAM", "GPU", "DRAM_SSDHASH")),
-        (lambda: deeprec.StorageOption(102, "/ssd"), NotImplementedError, ("HBM_DRAM_SSDHASH", "GPU")),
+        (lambda: deeprec.StorageOption(102), ValueError, ("`storage_path`", "HBM_DRAM_SSDHASH")),
     ],
 )
 def test_what_deeprecs_option_does_not_take(make, error, words):
