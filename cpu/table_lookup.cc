@@ -482,7 +482,8 @@ void EmbeddingTable::AddMissing(const Cpu& cpu, Scratch* scratch, const std::vec
   std::iota(all, all + n, int64_t{0});
   const Lock lock(table->mutex_);
   const int64_t admitted = table->Admit(cpu, scratch, keys.data(), all, n);
-  table->InsertMissing(cpu, scratch, keys.data(), all, admitted, scratch->Get<uint32_t>(n), shares ? Fresh::kInherits : Fresh::kInitial);
+  table->InsertMissing(cpu, scratch, keys.data(), all, admitted, scratch->Get<uint32_t>(n),
+                       shares ? Fresh::kInherits : Fresh::kInitial);
 }
 
 void EmbeddingTable::Lookup(const Cpu& cpu, Scratch* scratch, const uint64_t* keys, int64_t n, bool insert,

@@ -77,6 +77,8 @@ _PUBLIC = {
     "elastic": "sok.checkpoint.elastic",
     "deltas": "sok.checkpoint:deltas",
     "follow": "sok.checkpoint:follow",
+    "Publisher": "sok.checkpoint:Publisher",
+    "follow_export": "sok.saved_model:follow_export",
     "erase": "sok.tools.erasing:erase",
     # Files of other systems.
     "Saver": "sok.compat.formats.saver:Saver",

@@ -108,12 +108,14 @@ class RedisTable final : public ServingTable {
     max_request_bytes_ = number("max_request_bytes");
     version_ = text("version");
     const std::string number_of_table = std::to_string(number("table"));
-    const std::string identity = version_ + ":" + number_of_table;
+    const std::string own = version_ + ":" + number_of_table;
+    // Rows that an older version has handed on unchanged have its identity.
+    const std::string identity = words.count("identity") > 0 ? text("identity") : own;
     identity_crc_ = Crc32c(identity.data(), identity.size());
     const std::vector<std::string> tags = TagsOf(bits_);
     for (size_t b = 0; b < tags.size(); ++b) {
       slots_.push_back(RedisSlot(tags[b]));
-      names_.push_back(text("prefix") + ":{" + tags[b] + "}:" + identity + ":" + std::to_string(b));
+      names_.push_back(text("prefix") + ":{" + tags[b] + "}:" + own + ":" + std::to_string(b));
       headers_.push_back("sok1 " + version_ + " " + number_of_table + " " + std::to_string(b) + " ");
     }
     cache_ = std::make_unique<RowCache>(number("cache_bytes"), row_bytes());

@@ -19,6 +19,7 @@ _PUBLIC = {
     "compact": "compacting",
     "deltas": "feed",
     "follow": "feed",
+    "Publisher": "publishing",
     "Delta": "feed",
     "Follower": "feed",
     "AsyncSave": "background",

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from sok.checkpoint.lease import Lease
-from sok.checkpoint.manifest import NAME, SHARD_NAME, Link, Manifest, read_manifest
+from sok.checkpoint.manifest import DENSE_NAME, NAME, SHARD_NAME, Link, Manifest, read_manifest
 
 # What ranks tell each other through the folder during an asynchronous save.
 NOTE_NAME = re.compile(r"g[0-9]{6,}-[0-9a-f]{8}(-r[0-9]{4,})?\.(written|failed|alive)(\.tmp)?")
@@ -92,6 +92,9 @@ def sweep(path: str, lease: Lease, of: Iterable[Link] | None = None) -> Manifest
     for name in names:
         match = SHARD_NAME.fullmatch(name.removesuffix(".tmp"))
         is_old = match is not None and match[1] not in kept and (old is None or match[1] in old)
+        if dense := DENSE_NAME.fullmatch(name):  # of the newest save alone
+            is_newest = manifest is not None and dense[1] == manifest.generation
+            is_old = not is_newest and (old is None or dense[1] in old)
         if is_old or (old is None and NOTE_NAME.fullmatch(name)):
             remove(path, name)
     return manifest
@@ -103,7 +106,7 @@ def remove_generation(path: str, generation: str) -> None:
     if manifest is not None and generation in (link.generation for link in manifest.links):
         return
     for name in os.listdir(path):
-        if name.startswith(f"{generation}-t"):
+        if name.startswith((f"{generation}-t", f"{generation}-dense.")):
             remove(path, name)
 
 

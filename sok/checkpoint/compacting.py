@@ -15,6 +15,7 @@ import sok
 from sok.base.progress import Progress, on_stderr
 from sok.base.types import PathLike
 from sok.checkpoint import chains, native
+from sok.checkpoint import dense as dense_weights
 from sok.checkpoint.lease import Lease, LeaseLost, in_folder, utc_now
 from sok.checkpoint.manifest import (
     Link,
@@ -116,7 +117,8 @@ def rewrite(
             for number, table in enumerate(manifest.tables)
         )
         chains.remove_generation(path, erasing)
-        made = dataclasses.replace(manifest, generation=generation, tables=tables, before=())
+        dense_files = manifest.dense and dense_weights.copy(path, manifest.dense, generation)
+        made = dataclasses.replace(manifest, generation=generation, tables=tables, before=(), dense=dense_files)
         made = dataclasses.replace(made, sok_version=sok.__version__, created=utc_now(), same_as=same_as)
         write_manifest(path, made, check)
     except BaseException:

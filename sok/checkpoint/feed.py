@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
+import tensorflow as tf
 
 from sok.base.errors import CheckpointError
+from sok.base.locks import ReadersAndWriter
 from sok.base.types import PathLike
 from sok.checkpoint import manifest as manifests
 from sok.checkpoint.arguments import Tables, calls_for, tables_by_saved_name
-from sok.checkpoint.manifest import Link, Manifest, SavedTable, ShardFile, check_summary, read_manifest
+from sok.checkpoint.dense import Reader, named, values_for
+from sok.checkpoint.lease import seconds_since
+from sok.checkpoint.manifest import Link, Manifest, SavedTable, ShardFile, read_manifest
 from sok.checkpoint.native import EagerCalls, SessionCalls, verify_shard
 from sok.checkpoint.restoring import TRIES, can_hold, columns_for, is_superseded, is_wanted, restore, waits_for_nothing
+from sok.checkpoint.summary import check_summary
 from sok.job.agreement import check_equal, together
 from sok.job.job import job_of
 from sok.job.transport.base import Transport
@@ -96,7 +102,7 @@ def deltas(path: PathLike, after: str | None = None) -> Iterator[Delta]:
     """
     path = os.path.abspath(os.fspath(path))
     manifest = read_manifest(path)
-    newer = _after(manifest, after)
+    newer = links_after(manifest, after)
     if newer is None:
         raise ValueError(
             f"{path}: the save {after} is not in the chain that lies there: "
@@ -106,16 +112,28 @@ def deltas(path: PathLike, after: str | None = None) -> Iterator[Delta]:
         for table in link.tables:
             if counted_by(table.name) is not None:
                 continue
-            num_pieces = 0
-            for file in table.files:
-                for piece in _pieces(path, link, table, file):
-                    num_pieces += 1
-                    yield piece
-            if num_pieces == 0:
-                yield _piece(link, table)
+            yield from pieces_of(path, link, table)
 
 
-def follow(path: PathLike, variables_or_model: Tables, *, slots: bool = False) -> Follower:
+def pieces_of(path: str, link: Link, table: SavedTable) -> Iterator[Delta]:
+    """What one save has changed in one table: at least one piece."""
+    num_pieces = 0
+    for file in table.files:
+        for piece in _pieces(path, link, table, file):
+            num_pieces += 1
+            yield piece
+    if num_pieces == 0:
+        yield _piece(link, table)
+
+
+def follow(
+    path: PathLike,
+    variables_or_model: Tables,
+    *,
+    slots: bool = False,
+    dense: bool | Mapping[str, tf.Variable] = False,
+    log_dir: PathLike | None = None,
+) -> Follower:
     """Returns a `Follower`, whose `poll` brings tables up to what another job has saved into `path` last.
 
     Args:
@@ -124,6 +142,9 @@ def follow(path: PathLike, variables_or_model: Tables, *, slots: bool = False) -
             Give them the seed and initializer of those that are trained, or keys that were never seen start otherwise.
         slots: whether to take over optimizer slots, too. They double or triple the memory; for an exact Adam, rows
             that no step has touched then move as in the job that trains. Without, they stay as they were last saved.
+        dense: True: the dense weights of the model, too, which `sok.save(..., dense=True)` has saved with the rows of
+            the same step; or variables by the names that they have there.
+        log_dir: a folder for TensorBoard: `feed/lag_seconds` of rank 0 at each `poll`, by the number of the save.
 
     Example:
         >>> import sok, tempfile
@@ -137,18 +158,29 @@ def follow(path: PathLike, variables_or_model: Tables, *, slots: bool = False) -
         True [[1.0, 1.0]] False
         True [[2.0, 2.0]] False
     """
-    return Follower(path, variables_or_model, slots)
+    return Follower(path, variables_or_model, slots, dense, log_dir)
 
 
 class Follower:
     """Tables that follow the checkpoints in a folder: see `sok.follow`."""
 
-    def __init__(self, path: PathLike, variables_or_model: Tables, slots: bool) -> None:
+    def __init__(
+        self,
+        path: PathLike,
+        variables_or_model: Tables,
+        slots: bool,
+        dense: bool | Mapping[str, tf.Variable] = False,
+        log_dir: PathLike | None = None,
+    ) -> None:
         self._path = os.path.abspath(os.fspath(path))
         self._tables = tables_by_saved_name(variables_or_model)
         for table in self._tables.values():
             on_servers.refuse(table, "sok.follow", "Call sok.restore.")
         self._slots = bool(slots)
+        self._dense = {} if dense is False else named(dense, variables_or_model)
+        self._writer = None if log_dir is None else tf.summary.create_file_writer(os.fspath(log_dir))
+        self._lock = ReadersAndWriter()
+        self._created: str | None = None
         self._generation: str | None = None
         self._seen: tuple[int, ...] | None = None  # the manifest, if all that it lists is applied; rank 0 looks
         if isinstance(calls_for(list(self._tables.values()), None), SessionCalls):
@@ -159,12 +191,34 @@ class Follower:
         """The save that the tables hold; None before the first one."""
         return self._generation
 
+    @property
+    def lag(self) -> float | None:
+        """Seconds since the save was made that the tables hold, by the clocks of its host and this one; None: they hold
+        none. It grows between saves, too: with one every minute it is at most about a minute."""
+        return None if self._created is None else max(0.0, seconds_since(self._created))
+
+    def reading(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, all rows and dense weights are those of one save.
+
+        `poll` waits for who reads, and who wants to read for a `poll` that has begun to change something. For threads
+        that serve while another one polls. Do not poll inside.
+
+        Example:
+            >>> import sok, tempfile
+            >>> table = sok.EmbeddingVariable(2, 10, name="read")
+            >>> follower = sok.follow(tempfile.mkdtemp(), {"trained": table})
+            >>> with follower.reading():
+            ...     table.sparse_read([7]).shape.as_list()
+            [1, 2]
+        """
+        return self._lock.reading()
+
     def poll(self) -> bool:
         """Brings the tables up to the newest checkpoint. Returns whether they were behind it. Collective.
 
         Deltas are applied to the tables as they stand, block by block: a lookup meanwhile sees whole rows, some of them
-        new. Where another full save has taken the chain's place, it is read as a whole and swapped in at once. Files
-        are checked before the first row changes.
+        new, but inside `reading`, where all are of one save. Where another full save has taken the chain's place, it is
+        read as a whole and swapped in at once. Files are checked before the first row changes.
 
         Raises:
             as `sok.restore`, except that a missing checkpoint is none yet: False. After an error in the middle of a
@@ -175,6 +229,10 @@ class Follower:
             has_changed = self._poll_once(transport, is_last=left == 0)
             if has_changed is not None:
                 break
+        if self._writer is not None and self.lag is not None and self._generation is not None and transport.rank == 0:
+            with self._writer.as_default():
+                tf.summary.scalar("feed/lag_seconds", self.lag, step=int(self._generation[1:].partition("-")[0]))
+            self._writer.flush()
         return bool(has_changed)
 
     def _poll_once(self, transport: Transport, is_last: bool) -> bool | None:
@@ -194,31 +252,63 @@ class Follower:
             return False
         # Rank 0's: another save may come between two ranks' reading.
         manifest = manifests.from_bytes(said[0][0].encode(), os.path.join(self._path, manifests.NAME))
-        newer = _after(manifest, self._generation) if self._generation is not None else None
+        newer = links_after(manifest, self._generation) if self._generation is not None else None
         if newer is not None and not newer:
             self._seen = seen
             return False
         known, self._generation = self._generation, None  # if this fails, all is read the next time
-        if newer is None:
-            restored = restore(self._path, self._tables, (), slots=self._slots, _give_generation=True)
-            self._generation = restored
-            return restored != known
+        values: dict[str, tf.Tensor] = {}
+        change: Callable[[], None] | None = None
 
-        def apply() -> bool:
+        def prepare() -> bool:
+            nonlocal values, change
             try:
-                self._apply(newer, manifest)
+                values = self._dense_of(manifest)
+                if newer is not None:
+                    change = self._checked(newer, manifest)
             except Exception:
                 if is_last or not is_superseded(self._path, manifest.generation):
                     raise
                 return False
             return True
 
-        if not all(together(transport, "sok/follow/apply", apply)):
-            return None
-        self._generation, self._seen = manifest.generation, seen
-        return True
+        def apply() -> bool:
+            try:
+                assert change is not None
+                change()
+            except Exception:
+                if is_last or not is_superseded(self._path, manifest.generation):
+                    raise
+                return False
+            return True
 
-    def _apply(self, links: list[Link], manifest: Manifest) -> None:
+        if not all(together(transport, "sok/follow/prepare", prepare)):
+            return None
+        with self._lock.writing():
+            if newer is None:
+                restored = restore(self._path, self._tables, (), slots=self._slots, _give_generation=True)
+                if restored != manifest.generation and self._dense:
+                    return None  # the rows are of a newer save
+            elif not all(together(transport, "sok/follow/apply", apply)):
+                return None
+            else:
+                restored = manifest.generation
+            for name, value in values.items():
+                self._dense[name].assign(value)
+        self._generation, self._created = restored, manifest.created
+        if newer is not None:
+            self._seen = seen
+        return restored != known
+
+    def _dense_of(self, manifest: Manifest) -> dict[str, tf.Tensor]:
+        if not self._dense:
+            return {}
+        if manifest.dense is None:
+            raise ValueError(f"{self._path}: the save has no dense weights. Save with dense=True, or follow without.")
+        return values_for(Reader(self._path, manifest.dense), self._dense)
+
+    def _checked(self, links: list[Link], manifest: Manifest) -> Callable[[], None]:
+        """What applies the changes of these saves, whose files have been looked through."""
         calls = EagerCalls()
         work = []
         tables = with_counted(self._tables)
@@ -233,15 +323,19 @@ class Follower:
         for link, table, file, _ in work:
             name = os.path.join(self._path, file.name)
             check_summary(name, link, table, file, verify_shard(name))
-        for _, table, file, variable in work:
-            sets = [(s.name, s.name) for s in table.slot_sets if is_wanted(s.rule, variable, self._slots)]
-            name = os.path.join(self._path, file.name)
-            calls.load(variable, variable.handle, name, sets, columns_for(file, table, variable))
-        for name, variable in self._tables.items():
-            calls.set_step(variable, manifest.step_of(name))
+
+        def change() -> None:
+            for _, table, file, variable in work:
+                sets = [(s.name, s.name) for s in table.slot_sets if is_wanted(s.rule, variable, self._slots)]
+                name = os.path.join(self._path, file.name)
+                calls.load(variable, variable.handle, name, sets, columns_for(file, table, variable))
+            for name, variable in self._tables.items():
+                calls.set_step(variable, manifest.step_of(name))
+
+        return change
 
 
-def _after(manifest: Manifest, generation: str | None) -> list[Link] | None:
+def links_after(manifest: Manifest, generation: str | None) -> list[Link] | None:
     """The links after that save; None if it is not in the chain."""
     links = list(manifest.links)
     if generation is None:

@@ -159,6 +159,12 @@ def utc_now() -> str:
     return datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+def seconds_since(when: str) -> float:
+    """How long ago a time of day of `utc_now` was, by this machine's clock."""
+    then = datetime.datetime.strptime(when, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=datetime.timezone.utc)
+    return (datetime.datetime.now(datetime.timezone.utc) - then).total_seconds()
+
+
 def forget(path: str) -> None:
     """This process may take a lease again that it has lost: it has restored what the other job saved."""
     _taken.pop(path, None)

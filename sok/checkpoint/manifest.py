@@ -28,6 +28,7 @@ NAME = "manifest.json"
 # A generation begins with its number: that of the one before, plus one.
 GENERATION = re.compile(r"g[0-9]{6,}-[0-9a-f]{8}")
 SHARD_NAME = re.compile(r"(g[0-9]{6,}-[0-9a-f]{8})-t[0-9]{4,}-r[0-9]{4,}\.shard")
+DENSE_NAME = re.compile(r"(g[0-9]{6,}-[0-9a-f]{8})-dense\.(?:index|data-[0-9]{5}-of-[0-9]{5})")
 
 _MAX_BYTES = 1 << 28  # a million shards
 
@@ -112,6 +113,15 @@ class OptimizerState:
         object.__setattr__(self, "rule", name_now(self.rule))
 
 
+@dataclasses.dataclass(frozen=True)
+class DenseFiles:
+    """Dense weights of a save: files of TensorFlow's checkpoints, whose names begin with `name`."""
+
+    name: str
+    variables: tuple[str, ...]  # what they are called there
+    bytes: int
+
+
 class _Tables:
     """What a link and a whole checkpoint have in common."""
 
@@ -156,6 +166,7 @@ class Manifest(_Tables):
     optimizers: tuple[OptimizerState, ...]
     before: tuple[Link, ...] = ()  # oldest first; none: the newest save is a full one
     same_as: str | None = None
+    dense: DenseFiles | None = None  # of the newest save; None: it has saved tables alone
 
     @property
     def links(self) -> tuple[Link, ...]:
@@ -174,7 +185,8 @@ class Manifest(_Tables):
     @property
     def bytes(self) -> int:
         """Bytes of all files of the chain."""
-        return sum(file.bytes for link in self.links for file in link.files)
+        of_dense = self.dense.bytes if self.dense is not None else 0
+        return of_dense + sum(file.bytes for link in self.links for file in link.files)
 
 
 def generation_after(manifest: Manifest | None) -> str:
@@ -200,7 +212,9 @@ def to_bytes(manifest: Manifest) -> bytes:
         {name: value for name, value in vars(optimizer).items() if name != "source" or value is not None}
         for optimizer in manifest.optimizers
     ]
-    del members["before"]
+    del members["before"], members["dense"]
+    if manifest.dense is not None:
+        members["dense"] = {**vars(manifest.dense), "variables": list(manifest.dense.variables)}
     if version > 1:
         members["before"] = [_link_members(link) for link in manifest.before]
     body = {"format": FORMAT, "version": version, **members}
@@ -403,7 +417,19 @@ def _manifest(body: dict[str, Any]) -> Manifest:
     _check_chain((*older, newest))
     found = _member(body, "optimizers", list, "the manifest")
     optimizers = tuple(_optimizer(state, "an optimizer") for state in found)
-    return Manifest(**vars(newest), optimizers=optimizers, before=older)
+    dense = _dense(body["dense"], newest.generation) if "dense" in body else None
+    return Manifest(**vars(newest), optimizers=optimizers, before=older, dense=dense)
+
+
+def _dense(body: Any, generation: str) -> DenseFiles:
+    where = "the dense weights"
+    names = _member(body, "variables", list, where)
+    if not all(isinstance(name, str) for name in names):
+        raise _Wrong(f"{where} have names that are none: {names!r}")
+    name = _member(body, "name", str, where)
+    if name != f"{generation}-dense":  # so none leads out of the folder
+        raise _Wrong(f"{where} have the name {name!r}, which no save gives")
+    return DenseFiles(name, tuple(names), _member(body, "bytes", int, where))
 
 
 def _optimizer(body: Any, where: str) -> OptimizerState:
@@ -461,34 +487,3 @@ def _shard(body: Any, where: str, link: dict[str, Any], is_delta: bool) -> Shard
     if shard.rank >= link["world_size"]:
         raise _Wrong(f"{where} has a file of rank {shard.rank}, of {link['world_size']} ranks")
     return shard
-
-
-def check_summary(path: str, link: Link, table: SavedTable, file: ShardFile, summary: dict[str, Any]) -> None:
-    """Raises CheckpointError if a shard is not the one that the manifest lists."""
-    expected = {
-        "generation": link.generation,
-        "table": table.name,
-        "dim": len(table.columns_of(file)),
-        "key_dtype": table.key_dtype,
-        "world_size": link.world_size,
-        "rank": file.rank,
-        **table.placement.attributes_of(file.rank, link.world_size),
-        "delta": file.held is not None,
-        "rows": file.rows,
-        "erased": file.erased,
-        "bytes": file.bytes,
-        "digest": file.digest,
-    }
-    for what, value in expected.items():
-        if summary[what] != value:
-            raise CheckpointError(
-                f"{path}: at offset 0: not the file that the manifest lists: {what} is {summary[what]!r} instead of "
-                f"{value!r}."
-            )
-    listed = {(s.name, s.rule, s.num_slots) for s in table.slot_sets}
-    for slot_set in summary["slot_sets"]:
-        if (slot_set["name"], slot_set["rule"], slot_set["num_slots"]) not in listed:
-            raise CheckpointError(
-                f"{path}: at offset 0: not the file that the manifest lists: it has a slot set {slot_set['name']!r} of "
-                f"rule {slot_set['rule']!r}, which the manifest does not know."
-            )

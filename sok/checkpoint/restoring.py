@@ -16,7 +16,8 @@ from sok.base.types import PathLike, Session
 from sok.checkpoint import background, chains
 from sok.checkpoint.arguments import Optimizers, Tables, calls_for, optimizers_of, tables_by_saved_name
 from sok.checkpoint.lease import forget, in_folder
-from sok.checkpoint.manifest import Link, Manifest, OptimizerState, SavedTable, ShardFile, check_summary, read_manifest
+from sok.checkpoint.manifest import Link, Manifest, OptimizerState, SavedTable, ShardFile, read_manifest
+from sok.checkpoint.summary import check_summary
 from sok.job import context
 from sok.job.agreement import check_equal, together
 from sok.job.transport.base import Transport

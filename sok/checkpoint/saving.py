@@ -5,16 +5,20 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import tensorflow as tf
 
 from sok.base import log
 from sok.base.types import PathLike, Session
 from sok.checkpoint import background, chains
 from sok.checkpoint import manifest as manifests
 from sok.checkpoint.arguments import Optimizers, Tables, calls_for, optimizers_of, tables_of
+from sok.checkpoint.dense import named
 from sok.checkpoint.lease import Lease, in_folder
 from sok.checkpoint.manifest import Manifest
+from sok.checkpoint.native import SessionCalls
 from sok.checkpoint.writing import Work
 from sok.job import context
 from sok.job.agreement import check_equal, together
@@ -33,6 +37,7 @@ def save(
     asynchronous: bool = False,
     versions: bool = False,
     max_chain: int = 100,
+    dense: bool | Mapping[str, tf.Variable] = False,
     session: Session | None = None,
     progress: bool | None = None,
     _on_commit: Callable[[], None] | None = None,
@@ -61,6 +66,9 @@ def save(
             docs/storage.md, "Versions". Other tables are written as ever.
         max_chain: for incremental saves: the most saves that a chain may have, at least 1. A save that would make it
             longer writes all rows and begins a new chain: a restore reads every link, and the manifest lists them.
+        dense: True saves the dense weights of the model, too, for whoever follows (`sok.follow(..., dense=True)`); or
+            variables by names of one's own. Those of rank 0, of the same step as the rows. `sok.restore` gives them to
+            nobody: a program that trains on restores by `sok.CheckpointManager`.
         session: for tables of a v1 graph: the session; None: the default one.
         progress: whether rank 0 shows a bar on stderr. None: if that is a terminal (not if `asynchronous`).
 
@@ -118,11 +126,13 @@ def save(
         names = [[table.table_name for table in work.tables], [o.slot_set for o in work.optimizers]]
         if isinstance(max_chain, bool) or not isinstance(max_chain, int) or max_chain < 1:
             raise ValueError(f"`max_chain` must be a whole number of at least 1. Received: {max_chain!r}.")
+        if dense is not False and isinstance(work.calls, SessionCalls):
+            raise ValueError("`dense` is for programs without v1 sessions.")
+        work.dense = named(dense, variables_or_model) if dense is not False else {}
         if versions and incremental:
             raise ValueError("`versions` and `incremental` exclude each other: a version writes changes alone anyway.")
-        said: dict[str, Any] = {
-            "arguments": [path, *names, bool(incremental), bool(asynchronous), bool(versions), max_chain]
-        }
+        how = [bool(incremental), bool(asynchronous), bool(versions), max_chain]
+        said: dict[str, Any] = {"arguments": [path, *names, *how, sorted(work.dense)]}
         said["steps"] = [max(work.calls.step(one) for one in of_table) for of_table in zip(*shards, strict=True)]
         if transport.rank == 0:
             said["generation"], work.before = _begin(path, work.lease)
@@ -139,7 +149,7 @@ def save(
     said = together(transport, "sok/save/plan", plan)
     check_equal(
         [answer["arguments"] for answer in said],
-        "sok.save: [path, tables, optimizers, incremental, asynchronous, versions, max_chain]",
+        "sok.save: [path, tables, optimizers, incremental, asynchronous, versions, max_chain, dense]",
     )
     work.steps = _agreed_steps(work, [answer["steps"] for answer in said])
     work.generation = said[0]["generation"]

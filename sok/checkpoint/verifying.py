@@ -11,8 +11,10 @@ from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectG
 from sok.base.errors import CheckpointError
 from sok.base.progress import on_stderr
 from sok.base.types import PathLike
-from sok.checkpoint.manifest import check_summary, read_manifest
+from sok.checkpoint import dense
+from sok.checkpoint.manifest import DenseFiles, read_manifest
 from sok.checkpoint.native import verify_shard
+from sok.checkpoint.summary import check_summary
 from sok.checkpoint.tf_checkpoints import SAVER, SUFFIX
 from sok.job.agreement import plain_text
 
@@ -51,7 +53,17 @@ def verify(path: PathLike, progress: bool | None = None) -> list[str]:
                 except (CheckpointError, tf.errors.OpError) as error:
                     wrong.append(plain_text(error))
                 bar.add(file.bytes)
+        if manifest.dense is not None:
+            wrong += _verify_dense_of(path, manifest.dense)
     return wrong
+
+
+def _verify_dense_of(path: str, files: DenseFiles) -> list[str]:
+    try:
+        dense.Reader(path, files)
+    except CheckpointError as error:
+        return [plain_text(error)]
+    return verify_dense(os.path.join(path, files.name))[0]
 
 
 def verify_dense(prefix: str) -> tuple[list[str], int]:

@@ -6,12 +6,15 @@ import contextlib
 import dataclasses
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import tensorflow as tf
 
 import sok
 from sok.base.progress import on_stderr
 from sok.checkpoint import chains
+from sok.checkpoint import dense as dense_weights
 from sok.checkpoint import manifest as manifests
 from sok.checkpoint.lease import Lease, LeaseLost, in_folder, utc_now
 from sok.checkpoint.manifest import Manifest, OptimizerState, SavedSlotSet, SavedTable, ShardFile
@@ -43,10 +46,12 @@ class Work:
     versions: bool = False  # of tables over files the rows stay in these
     beside: bool = False  # a thread writes while training goes on
     on_commit: Callable[[], None] | None = None  # what rank 0 does when the checkpoint is in place
+    dense: Mapping[str, tf.Variable] = dataclasses.field(default_factory=dict)  # saved beside, by rank 0
     expected_bytes: int = 0
     _states: tuple[OptimizerState, ...] = ()
     _begun: list[EmbeddingVariable] = dataclasses.field(default_factory=list)
     _mine: list[str] = dataclasses.field(default_factory=list)
+    _dense_values: dict[str, tf.Tensor] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.lease = Lease(in_folder(self.path))
@@ -76,6 +81,8 @@ class Work:
             self.calls.begin(table, of if snapshot else "")
             self._begun.append(table)
         self._states = tuple(_state(optimizer, self.calls) for optimizer in self.optimizers)
+        # Copies, as training may go on meanwhile.
+        self._dense_values = {} if self.rank else {name: tf.identity(one) for name, one in self.dense.items()}
 
     def write(self) -> list[dict[str, Any] | None]:
         """Writes this rank's shards; what each holds, None for a table whose rows are on another rank."""
@@ -103,6 +110,9 @@ class Work:
             return
         try:
             made = self._manifest(written)
+            if self.dense:
+                files = dense_weights.write(self.path, self.generation, self._dense_values)
+                made = dataclasses.replace(made, dense=files)
             self.lease.check()
             _check_files(self.path, made)
             manifests.write_manifest(self.path, made, self._check_before_the_rename)

@@ -36,6 +36,7 @@ class SessionExport(Export):
     """Part of the graph of a session, or MonitoredSession, in a graph of its own."""
 
     is_eager = False
+    dense_places = None
 
     def __init__(self, model: Exportable, signatures: Any, freeze: Freeze, files: NativeFiles | None) -> None:
         session: Any = session_of(model)

@@ -2,7 +2,7 @@
 
     model.fit(..., callbacks=[sok.callbacks.BroadcastVariablesCallback(), sok.callbacks.MetricSumCallback()])
 
-They are no subclasses of either library's `Callback`, since one process may use both; both libraries only call methods.
+They are no subclasses of either library's `Callback`: one process may use both, and both only call methods.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from sok.distributed.replicas import variables_of
 from sok.job import context
 from sok.job.agreement import together
 from sok.keras.metrics import of_model, sum_over_workers
+from sok.keras.publishing import Publish as Publish
 from sok.table.exchanged import local_bytes
 from sok.table.options import whole_number
 from sok.table.state import local_details, local_stats
@@ -273,7 +274,7 @@ class BackupAndRestore(Callback):
     write the dense weights only. Callbacks that count epochs (EarlyStopping, ReduceLROnPlateau) begin anew.
 
     Args:
-        backup_dir: a folder for this alone, on storage that all workers see, and the same on all of them.
+        backup_dir: a folder for this alone, on storage that all workers see, the same on all of them.
         delete_checkpoint: whether to remove it when `fit` has ended.
 
     Raises:
@@ -481,8 +482,7 @@ def _counted(table: Any, stats: dict[str, int], before: dict[str, int]) -> dict[
         now, since = ["candidates"], ["refused", "evicted"]
     if table.options.has_file:
         now, since = [*now, "bytes_in_memory", "bytes_in_file"], [*since, "bytes_read", "bytes_written"]
-    if "bytes_on_gpu" in stats:
-        now = [*now, "bytes_on_gpu"]
+    now = [*now, *(name for name in ("bytes_on_gpu",) if name in stats)]
     come = {what: count - before.get(what, 0) for what, count in stats.items()}
     told = {what: float(stats[what]) for what in now} | {what: float(come[what]) for what in since}
     for tier in "", "gpu_":

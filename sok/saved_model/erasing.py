@@ -147,7 +147,7 @@ def _mixed_in(name: str, head: Head) -> Iterator[np.ndarray]:
 
 
 def _rewrite(name: str, head: Head, table: str, words: np.ndarray) -> None:
-    described = _description(name, head, table)
+    described = description_of(name, head, table)
     mixed, kept = None, np.ones(head.num_rows, bool)
     if described.hashed:
         mixed = np.concatenate(list(_mixed_in(name, head)))
@@ -167,7 +167,7 @@ def _rewrite(name: str, head: Head, table: str, words: np.ndarray) -> None:
                 continue
             here = words[(words >= np.uint64(begin)) & (words < np.uint64(begin + n))]
             if len(here):
-                fresh = narrowed(described.row_dtype, _unseen(described, here), table, 0)
+                fresh = narrowed(described.row_dtype, unseen_rows(described, here), table, 0)
                 places = (here - np.uint64(begin)).astype(np.int64)
                 rows[places] = fresh["rows"]
                 if scales is not None:
@@ -177,7 +177,7 @@ def _rewrite(name: str, head: Head, table: str, words: np.ndarray) -> None:
     os.rename(name + _PARTIAL, name)
 
 
-def _description(name: str, head: Head, table: str) -> Description:
+def description_of(name: str, head: Head, table: str) -> Description:
     """What `head` was made of."""
     numbers = np.fromfile(name, "<f4", head.unseen_bytes // 4, offset=head.unseen_offset)
     kind = KINDS[head.unseen_kind]
@@ -195,7 +195,7 @@ def _rows_in(name: str, head: Head, table: Description, begin: int, n: int) -> t
     return rows, records[:, :4].copy().view("<f4")[:, 0] if first else None
 
 
-def _unseen(table: Description, words: np.ndarray) -> np.ndarray:
+def unseen_rows(table: Description, words: np.ndarray) -> np.ndarray:
     """What keys without a row read as [n, D] float32."""
     if isinstance(table.unseen, np.ndarray):
         return np.tile(table.unseen, [len(words), 1])

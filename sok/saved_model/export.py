@@ -205,7 +205,7 @@ def _exported(
     def put_in_place() -> None:
         if target is not None:
             target.finish()
-            _write_description(partial, tables, files)
+            _write_description(partial, tables, files, export.dense_places)
             fingerprinting_utils.write_fingerprint(partial)
             _put_in_place(partial, folder, overwrite)
             if files is not None:
@@ -285,11 +285,15 @@ def _write_rows(export: Export, target: writing.Target | None, drop_zero_rows: b
     return tuple(reports)
 
 
-def _write_description(folder: str, tables: tuple[TableReport, ...], files: NativeFiles | None) -> None:
-    """What `sok inspect` says of the tables: the model itself does not name them."""
-    told = {"sok_version": sok.__version__, "native": files is not None}
+def _write_description(
+    folder: str, tables: tuple[TableReport, ...], files: NativeFiles | None, dense: dict[str, str] | None
+) -> None:
+    """What `sok inspect` says of the tables, and `follow_export` needs: the model itself does not name them."""
+    told: dict[str, Any] = {"sok_version": sok.__version__, "native": files is not None}
+    if files is not None and dense is not None:
+        told["dense"] = dense
     if files is not None and files.rows is not None:
-        told["rows"] = files.rows
+        told |= {"rows": files.rows, "settings": files.settings}
     told["tables"] = [dataclasses.asdict(table) for table in tables]
     tf.io.gfile.makedirs(os.path.join(folder, "assets.extra"))
     with tf.io.gfile.GFile(os.path.join(folder, "assets.extra", "sok.json"), "w") as file:

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from sok.base import _ops
 from sok.base.types import Exportable
+from sok.checkpoint.dense import named
 from sok.lookup import lookup
 from sok.saved_model.checkpoint import Variables, variables_in
 from sok.saved_model.frozen_table import FrozenTable, key_words
@@ -39,6 +40,7 @@ class ModelExport(Export):
         self.tables, self.names = stock.tables, tuple(self._functions)
         frozen = [handle for table in self.tables for handle in table.handles]
         self._saved = _Saved(self.tables, resources_of(list(self._functions.values()), model, frozen))
+        self.dense_places = _dense_in(model, self._saved.resources)
 
     @staticmethod
     def takes(model: object) -> bool:
@@ -71,6 +73,23 @@ def register(kind: type[Export]) -> None:
 def kind_of(model: object) -> type[Export]:
     _ops.lib()  # with which other rooms' kinds are loaded
     return next(kind for kind in _kinds if kind.takes(model))
+
+
+def _dense_in(model: Any, resources: list[Any]) -> dict[str, str] | None:
+    """Where the SavedModel's variables have the dense weights of `model`, by the names that saves give these.
+
+    None: some have no name.
+    """
+    places = {
+        id(one): f"resources/{number}/.ATTRIBUTES/VARIABLE_VALUE"
+        for number, one in enumerate(resources)
+        if isinstance(one, tf.Variable)
+    }
+    try:
+        names = {id(variable): name for name, variable in named(True, model).items()} if places else {}
+    except (TypeError, ValueError):  # nothing that could be walked through
+        return None
+    return {names[one]: place for one, place in places.items()} if places.keys() <= names.keys() else None
 
 
 class _Saved(tf.Module):

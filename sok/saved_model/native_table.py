@@ -119,6 +119,11 @@ class NativeFiles:
         """Where rows are, if not in the files."""
         return None
 
+    @property
+    def settings(self) -> dict[str, int]:
+        """What the next version has to know and the files do not say."""
+        return {}
+
     def begin(self) -> None:
         """Before anything is written, where it is written."""
 

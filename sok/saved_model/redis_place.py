@@ -7,6 +7,7 @@ import dataclasses
 import os
 import re
 import urllib.parse
+from collections.abc import Mapping
 from typing import Any
 
 SLOTS = 16384  # of a cluster
@@ -62,8 +63,11 @@ class RedisPlace:
         user = f"{self.username}@" if self.username else ""
         return f"redis{'s' * self.tls}://{user}{','.join(self.addresses)}/{self.database}?prefix={self.prefix}"
 
-    def source(self, version: str, table: int, bits: int) -> str:
-        """What the file of a table says of where its rows are. The password stays out of it."""
+    def source(self, version: str, table: int, bits: int, identity: str = "") -> str:
+        """What the file of a table says of where its rows are. The password stays out of it.
+
+        identity: of the version that has written the rows first, "VERSION:TABLE"; "": this one.
+        """
         words = {
             "addresses": ",".join(self.addresses),
             "database": self.database,
@@ -77,10 +81,36 @@ class RedisPlace:
             "cache_bytes": self.cache_bytes,
             "max_request_bytes": self.max_request_bytes,
         }
+        if identity:
+            words["identity"] = identity
         if self.tls:
             words |= {"tls": 1, "ca": self.ca, "cert": self.cert, "key": self.key}
             words["check_hostname"] = self.check_hostname
         return "".join(f"{word} {value}\n" for word, value in words.items())
+
+    @staticmethod
+    def of_source(source: str, settings: Mapping[str, Any]) -> tuple[RedisPlace, dict[str, str]]:
+        """What `source` was made of, for a version that takes the place of that one, and all that it says.
+
+        settings: `grace_seconds` and `lease_seconds`, which it does not say. The password, and another way to the same
+        servers, are read from the environment as servers read them.
+        """
+        words = dict(line.split(" ", 1) for line in source.splitlines() if " " in line)
+        numbers = ("database", "timeout_ms", "connect_timeout_ms", "cache_bytes", "max_request_bytes")
+        said: dict[str, Any] = {name: int(words[name]) for name in numbers}
+        if "tls" in words:
+            files = {name: os.environ.get(variable, "") or words[name] for name, variable in _FILES.items()}
+            said |= {"tls": True, "check_hostname": int(words["check_hostname"]), **files}
+        addresses = os.environ.get("SOK_REDIS_ADDRESS", "") or words["addresses"]
+        place = RedisPlace(
+            addresses=tuple(addresses.split(",")),
+            username=words["username"],
+            password=os.environ.get(PASSWORD, ""),
+            prefix=words["prefix"],
+            **said,
+            **settings,
+        )
+        return place, words
 
     def bucket_names(self, version: str, table: int, bits: int) -> list[str]:
         """The keys of the buckets of a table."""

@@ -41,6 +41,10 @@ class RedisFiles(NativeFiles):
         """Of all tables, as `sok inspect` says it."""
         return f"{self.place} version {self._store.version if self._store else ''}"
 
+    @property
+    def settings(self) -> dict[str, int]:
+        return {"grace_seconds": self.place.grace_seconds, "lease_seconds": self.place.lease_seconds}
+
     def begin(self) -> None:
         self._store = VersionStore(self.place)
         self._store.begin()
@@ -53,7 +57,7 @@ class RedisFiles(NativeFiles):
         described = frozen.description(self.place.source(store.version, number, bits))
         file = ServingFile(os.path.join(self._folder, frozen.file_name), described, None, num_rows)
         keys = None if words is None else frozen.wide(words)
-        return _Writer(store, number, bits, file, table, keys)
+        return RowsWriter(store, number, bits, file, table, keys)
 
     def finish(self) -> None:
         self._begun().publish()
@@ -78,26 +82,40 @@ class RedisFiles(NativeFiles):
         return self._store
 
 
-class _Writer:
+class RowsWriter:
+    """Takes the rows of a table.
+
+    Args:
+        file: that says where they are; None: another one does.
+        keys: of the rows that come, as 64-bit words [n]; None: 0, 1, ...
+        identity: "VERSION:TABLE" that rows are checked by; "": of this version.
+    """
+
     def __init__(
         self,
         store: VersionStore,
         number: int,
         bits: int,
-        file: ServingFile,
+        file: ServingFile | None,
         table: Description,
         keys: np.ndarray | None,
+        identity: str = "",
     ) -> None:
         self._store, self._number, self._bits, self._file = store, number, bits, file
         self._table, self._keys = table, keys
-        identity = np.frombuffer(f"{store.version}:{number}".encode(), np.uint8)
-        self._crc_before = _ops.crc32c(identity)
+        identity = identity or f"{store.version}:{number}"
+        self._crc_before = _ops.crc32c(np.frombuffer(identity.encode(), np.uint8))
         self.num_bytes = 0
 
     def add(self, begin: int, values: dict[str, np.ndarray]) -> None:
         rows = records_of(self._table, values["rows"], values.get("scales"))
         n = len(rows)
         keys = np.arange(begin, begin + n, dtype=np.uint64) if self._keys is None else self._keys[begin : begin + n]
+        self.add_records(keys, rows)
+
+    def add_records(self, keys: np.ndarray, rows: np.ndarray) -> None:
+        """Writes rows of keys [n], 64-bit words, as they are stored [n, row_bytes]."""
+        n = len(rows)
         named = np.concatenate([keys.astype("<u8")[:, None].view(np.uint8).reshape(n, _KEY_BYTES), rows], axis=1)
         crcs = _ops.crc32c_each(named, self._crc_before)
         records = np.concatenate([rows, crcs.astype("<u4")[:, None].view(np.uint8)], axis=1)
@@ -119,7 +137,9 @@ class _Writer:
             yield int(buckets[first]), fields
 
     def finish(self) -> None:
-        self._file.finish()
+        if self._file is not None:
+            self._file.finish()
 
     def close(self) -> None:
-        self._file.close()
+        if self._file is not None:
+            self._file.close()

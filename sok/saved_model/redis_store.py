@@ -8,7 +8,7 @@ import json
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from sok.base import log
@@ -20,6 +20,7 @@ BYTES_AT_A_TIME = 4 << 20
 REPLICA_SECONDS = 10.0
 # What a row takes in Redis beside its bytes: an entry of a hash, two strings' heads and their rounding.
 OVERHEAD_BYTES = 72
+_BUCKETS_AT_A_TIME = 64  # that are copied
 
 _EXCHANGE = """
 if redis.call('HGET', KEYS[1], ARGV[1]) ~= ARGV[2] then return 0 end
@@ -157,6 +158,60 @@ class VersionStore:
                         size = 0
                 self._sizes[table][bucket] += len(fields) // 2
             pipe.execute()
+
+    def copy(self, table: int, version: str, of_table: int) -> None:
+        """Gives a new table the rows of a table of another version, which has as many buckets; inside Redis.
+
+        Raises:
+            OSError: they are not all there.
+        """
+        bits = self._current().bits[table]
+        names = self._place.bucket_names(self.version, table, bits)
+        old = self._place.bucket_names(version, of_table, bits)
+        with plain_errors(self._place):
+            for begin in range(0, len(names), _BUCKETS_AT_A_TIME):
+                pipe = self._client.pipeline(transaction=False)
+                some = slice(begin, begin + _BUCKETS_AT_A_TIME)
+                for source, name in zip(old[some], names[some], strict=True):
+                    pipe.execute_command("HGET", source, "h")
+                    pipe.execute_command("COPY", source, name)
+                    pipe.execute_command("HDEL", name, "h")
+                    pipe.execute_command("PERSIST", name)  # the old one may go soon
+                answers = pipe.execute()
+                for place, source in enumerate(old[some]):
+                    found, is_copied = answers[4 * place], answers[4 * place + 1]
+                    expected = header(version, of_table, begin + place, 0).rpartition(" ")[0].encode()
+                    if not found or found.rpartition(b" ")[0] != expected or not int(is_copied):
+                        raise OSError(f"rows in {self._place}: {source} of version {version} is not there any more.")
+
+    def remove_rows(self, table: int, fields: Mapping[int, list[bytes]]) -> None:
+        """Removes fields of buckets, by the buckets' numbers."""
+        names = self._place.bucket_names(self.version, table, self._current().bits[table])
+        with plain_errors(self._place):
+            pipe = self._client.pipeline(transaction=False)
+            for bucket, some in fields.items():
+                for begin in range(0, len(some), FIELDS_AT_A_TIME):
+                    pipe.execute_command("HDEL", names[bucket], *some[begin : begin + FIELDS_AT_A_TIME])
+            pipe.execute()
+
+    def count_rows(self, table: int) -> int:
+        """How many rows a table has now, which was not written row by row."""
+        names = self._place.bucket_names(self.version, table, self._current().bits[table])
+        with plain_errors(self._place):
+            pipe = self._client.pipeline(transaction=False)
+            for name in names:
+                pipe.hlen(name)
+            self._sizes[table] = pipe.execute()
+        return sum(self._sizes[table])
+
+    def is_readable(self, version: str) -> bool:
+        """Whether a version is published, or retired and not over yet."""
+        with plain_errors(self._place):
+            text = self._versions().get(version)
+            entry = None if text is None else Entry.of(text)
+            return entry is not None and (
+                entry.state == "published" or (entry.state == "retired" and self._now() < entry.until)
+            )
 
     def publish(self) -> None:
         """Writes the buckets' headers, looks whether all is there, on replicas too, and says so in the registry."""

@@ -92,6 +92,8 @@ class Export(Protocol):
     is_eager: ClassVar[bool]  # whether its models are read eagerly, outside of graphs
     names: tuple[str, ...]  # of the signatures
     tables: Sequence[Any]  # what stands for them
+    # Of dense weights that saves name so, among the SavedModel's variables; None: it has some without such names.
+    dense_places: dict[str, str] | None
 
     def __init__(self, model: Exportable, signatures: Any, freeze: Freeze, files: NativeFiles | None) -> None: ...
 

@@ -167,7 +167,11 @@ class ServingFile:
 
     def add(self, rows: np.ndarray, scales: np.ndarray | None = None) -> None:
         """Writes the next rows [m, D], as float32, float16, or int8 with `scales` [m]."""
-        self._append(records_of(self._table, rows, scales))
+        self.add_records(records_of(self._table, rows, scales))
+
+    def add_records(self, records: np.ndarray) -> None:
+        """Writes the next rows as `records_of` gives them [m, row_bytes]."""
+        self._append(records)
 
     def finish(self) -> int:
         """Writes the rest, head last, and waits for the disk; gives the size of the file."""
