@@ -488,10 +488,7 @@ void EmbeddingTable::AddMissing(const Cpu& cpu, Scratch* scratch, const std::vec
 
 void EmbeddingTable::Lookup(const Cpu& cpu, Scratch* scratch, const uint64_t* keys, int64_t n, bool insert,
                             const int64_t* place, float* out, int64_t* row_ids) {
-  Feature feature;
-  feature.table = this;
-  feature.keys = keys;
-  feature.n = n;
+  Feature feature{this, keys, n};
   feature.place = place;
   feature.output = out;
   feature.row_ids = row_ids;
