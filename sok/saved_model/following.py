@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -200,6 +201,12 @@ class ExportFollower:
             told = description(f"{self._exports}/{name}")
             if told is not None and "feed" in told:
                 shutil.rmtree(f"{self._exports}/{name}", ignore_errors=True)
+
+
+def saved_at(export: str) -> float | None:
+    """When the save was made that a version follows, in seconds since 1970; None: it follows none."""
+    told = description(export)
+    return None if told is None or "feed" not in told else time.time() - seconds_since(told["feed"]["created"])
 
 
 class FollowedFiles:

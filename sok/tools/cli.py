@@ -120,6 +120,21 @@ def build_parser() -> argparse.ArgumentParser:
         )
     )
 
+    from sok.tools import following  # argparse alone
+
+    following.add_arguments(
+        command(
+            "follow",
+            following.main,
+            help="make versions of an exported model as a job goes on saving",
+            description="From the newest version of a model that sok.export_saved_model has written (native=True, or "
+            "rows in Redis) and what a job has saved since (sok.Publisher) it makes the next, whole when it appears: "
+            "rows, deletions and dense weights of one step. Servers that watch the folder take it up. Needs neither "
+            "the model's program nor its tables.",
+            epilog="example: sok follow /feeds/ctr /models/ctr",
+        )
+    )
+
     from sok.tools.elastic import command as elastic  # argparse alone
 
     elastic.add_arguments(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
@@ -38,6 +40,12 @@ class Metrics:
         self._loaded = Gauge(
             "sok_serve_loaded_version", "1 for each version in memory", ("model", "version"), registry=self.registry
         )
+        self._saved = Gauge(
+            "sok_serve_saved_timestamp_seconds",
+            "When the save was made that a version in memory follows (sok.follow_export): time() less this is its lag",
+            ("model", "version"),
+            registry=self.registry,
+        )
         self._load_seconds = Histogram(
             "sok_serve_load_seconds", "Loading and warming a version", ("model",), registry=self.registry
         )
@@ -60,8 +68,10 @@ class Metrics:
     def running(self, number: int) -> None:
         self._running.set(number)
 
-    def loaded(self, model: str, version: int, seconds: float) -> None:
+    def loaded(self, model: str, version: int, seconds: float, saved: float | None = None) -> None:
         self._loaded.labels(model, str(version)).set(1)
+        if saved is not None:
+            self._saved.labels(model, str(version)).set(saved)
         self._load_seconds.labels(model).observe(seconds)
 
     def load_failed(self, model: str) -> None:
@@ -71,7 +81,9 @@ class Metrics:
         self._swaps.labels(model).inc()
 
     def freed(self, model: str, version: int) -> None:
-        self._loaded.remove(model, str(version))
+        for gauge in self._loaded, self._saved:
+            with contextlib.suppress(KeyError):
+                gauge.remove(model, str(version))
 
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4

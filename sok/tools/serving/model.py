@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from sok.saved_model.following import saved_at
 from sok.tools.serving.metrics import Metrics
 from sok.tools.serving.refusal import Refused, words_of
 from sok.tools.serving.servable import Servable
@@ -214,7 +215,7 @@ class Model:
             logger.error("model '%s': version %d was not loaded: %s", self.name, number, words)
             return old
         self._failed.pop(number, None)
-        self._metrics.loaded(self.name, number, time.perf_counter() - start)
+        self._metrics.loaded(self.name, number, time.perf_counter() - start, saved_at(found.path))
         return servable
 
     def _serve(self, chosen: dict[int, Servable]) -> None:
