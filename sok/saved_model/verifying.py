@@ -8,7 +8,8 @@ from typing import Any
 from google.protobuf.message import DecodeError
 from tensorflow.core.protobuf import saved_model_pb2
 
-from sok.saved_model.serving_file import Head, verify_file
+from sok.saved_model.followed_file import FollowedFile
+from sok.saved_model.serving_file import REMOTE, Head, verify_file
 
 
 def read_saved_model(path: str) -> Any:
@@ -29,7 +30,7 @@ def read_saved_model(path: str) -> Any:
 
 
 def verify_export(path: str) -> tuple[list[Head], list[str]]:
-    """Reads the tables of the SavedModel at `path` to their ends.
+    """Reads the tables of the SavedModel at `path` to their ends; of those with rows in Redis, these.
 
     Returns:
         What the whole ones say of themselves, and a line for each that is damaged or missing.
@@ -60,7 +61,16 @@ def verify_export(path: str) -> tuple[list[Head], list[str]]:
     tables, wrong = [], []
     for name in files:
         try:
-            tables.append(verify_file(os.path.join(path, "assets", name)))
-        except (OSError, ValueError) as error:
+            file = os.path.join(path, "assets", name)
+            head = verify_file(file)
+            said = []
+            if head.flags & REMOTE:
+                from sok.saved_model.redis_verifying import verify_rows
+
+                said = verify_rows(FollowedFile(file))
+            wrong += said
+            if not said:
+                tables.append(head)
+        except (OSError, ValueError, ImportError) as error:
             wrong.append(str(error))
     return tables, wrong

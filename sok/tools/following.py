@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 import threading
@@ -23,6 +24,7 @@ def main(options: argparse.Namespace) -> int:
     """Looks until it is ended by SIGINT or SIGTERM. A look that fails is told, and the next one tries again."""
     import tensorflow as tf
 
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     from sok.base.errors import CheckpointError, DamagedFileError
     from sok.saved_model import follow_export
 
