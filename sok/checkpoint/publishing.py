@@ -16,7 +16,7 @@ from sok.job import context
 from sok.job.agreement import check_equal, together
 from sok.table.options import whole_number
 
-_FIRST_LOOK = 8  # steps, after which the first guess of their time is made
+_FIRST_LOOK = 1  # steps, after which the first guess of their time is made
 _MOST_STEPS = 1 << 20  # to the next look
 
 
@@ -108,7 +108,7 @@ class Publisher:
         """
         saving.save(self._path, self._what, incremental=True, progress=False, **self._how)
         rate = (time.monotonic() - self._since) / max(1, self._steps)
-        steps = self._to_go(self._every_seconds or 0.0, rate)
+        steps = self._to_go((self._every_seconds or 0.0) / 2, rate)  # the next may be slower
         self._look_at = together(context.get_transport(), "sok/publisher/next", lambda: steps)[0]
         self._steps, self._since = 0, time.monotonic()
 
@@ -116,7 +116,8 @@ class Publisher:
         """Whether it is time, and in how many steps it may be."""
         passed = time.monotonic() - self._since
         left = (self._every_seconds or 0.0) - passed
-        return left <= 0, self._to_go(left, passed / self._steps)
+        # No farther than what is known: the first steps are no measure for many.
+        return left <= 0, min(self._steps, self._to_go(left, passed / self._steps))
 
     @staticmethod
     def _to_go(seconds: float, seconds_of_a_step: float) -> int:

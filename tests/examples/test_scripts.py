@@ -53,6 +53,13 @@ def movielens_auc(finish, tmp_path, movielens_dir, known):
     return run
 
 
+def test_what_follows_a_feed_shows_one_step_whoever_is_killed(finish):
+    arguments = ("--kills", "2", "--seconds-between", "1", "--check")
+    said = json.loads(finish("feed.py", *arguments, deadline=180).splitlines()[-1])
+    assert said["wrong"] == said["steps_back"] == 0 and said["versions"] > 3 and said["answers"] > 0
+    assert [next(iter(one)) for one in said["killed_and_back_after_seconds"]] == ["job", "follower"]
+
+
 def test_parameter_servers_train_while_a_worker_is_killed(finish):
     said = json.loads(finish("parameter_servers.py", "--steps", "90", "--check", deadline=120).splitlines()[-1])
     assert said["updates"] >= said["steps"] == 90 and said["restored"]
