@@ -61,5 +61,5 @@ def test_a_table_without_policies_knows_no_history_and_has_no_host():
     table = sok.EmbeddingVariable(3, 10, name="without")
     lookup_rows(table, tf.constant([5, 8], tf.int64))
     assert table.stats() == {"rows": 2, "candidates": 0, "made": 2, "refused": 0, "evicted": 0}
-    with pytest.raises(tf.errors.InvalidArgumentError, match=saying("'without'", "on a GPU alone", "no policies")):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=saying(table.table_name, "on a GPU alone", "no policies")):
         table.history([5])
