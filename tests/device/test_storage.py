@@ -1,5 +1,7 @@
 """Tables on a GPU that has room for few of their rows are what tables on the CPU are, whatever is done with them."""
 
+import threading
+
 import keras
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from tests.sok import storage_cases
 from tests.sok.rule_cases import CASES
 
 from .conftest import GPU
-from .tier_cases import CPU, DIM, FILL, LITTLE, RULES, Twins, assert_close, key_of, new_table
+from .tier_cases import COUNTS, CPU, DIM, FILL, LITTLE, RULES, Twins, assert_close, key_of, new_table
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -254,3 +256,107 @@ def test_rows_that_leave_are_told_as_they_were_trained():
         assert told[0].keys() == told[1].keys() and len(told[0]) > 20
         for key, row in told[0].items():
             np.testing.assert_allclose(told[1][key], row, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("as_function", [True, False])
+def test_tables_of_every_kind_are_one_group(as_function):
+    """Some with little room, with policies, with rows that keys share, and one that is on the GPU alone."""
+    shared = {"admission": sok.Admission(after=3, shared_rows=4096), "placement": sok.row_wise(hash=True)}
+    kinds = [{}, {"storage": None, "dim": 5}, POLICIES, {"storage": None}, {"capacity": 9_000, **shared}, {"dim": 5}]
+    told = []
+    for device in (CPU, GPU):
+        tables = [new_table(device, **kind) for kind in kinds]
+        optimizer = sok.optimizers.Adagrad(0.1)
+
+        def step(keys, tables=tables, optimizer=optimizer):
+            ids = [keys[:, None], keys[1:, None], keys[:, None], keys[:, None], keys[::2, None], keys[:, None]]
+            with tf.GradientTape() as tape:
+                found = sok.group_embedding_lookup_sparse([*tables, tables[0]], [*ids, keys[5:, None]], "sum")
+                loss = tf.add_n([tf.reduce_sum(tf.square(one - 1.0)) for one in found])
+            optimizer.apply_gradients(zip(tape.gradient(loss, tables), tables, strict=True))
+            return [loss, *found]
+
+        call = tf.function(step, reduce_retracing=True) if as_function else step
+        with tf.device(device):
+            for number in range(9):
+                keys = np.random.default_rng(number).integers(0, 150, 80) + 60 * (number // 2)
+                told.append([np.array(part) for part in call(tf.constant(keys))])
+        told.append([part.numpy() for table in tables for part in table.export()])
+        told.append([np.array([table.stats()[name] for name in COUNTS]) for table in tables])
+    half = len(told) // 2
+    for found, expected in zip(told[half:], told[:half], strict=True):
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    assert told[-1][2][COUNTS.index("evicted")] > 50 < tables[0].stats()["gpu_misses"]
+
+
+def test_threads_read_while_one_trains_and_saves(tmp_path):
+    table, errors = new_table(GPU, tmp_path / "rows"), []
+    rows = np.random.default_rng(0).normal(size=[FILL, DIM]).astype(np.float32)
+    table.assign(np.arange(FILL), rows)
+
+    def reads(seed):
+        rng = np.random.default_rng(seed)
+        for _ in range(60):
+            keys = rng.integers(500, FILL, 90)
+            (pooled,) = sok.group_embedding_lookup_sparse([table], [tf.constant(keys)[:, None]], training=False)
+            np.testing.assert_array_equal(pooled, rows[keys])
+            np.testing.assert_array_equal(table.sparse_read(keys), rows[keys])
+
+    def trains(_):
+        optimizer = sok.optimizers.SGD(0.1)
+        for step in range(30):
+            with tf.GradientTape() as tape:
+                keys = tf.constant(np.random.default_rng(step).integers(0, 500, 60))
+                loss = tf.reduce_sum(tf.nn.embedding_lookup(table, keys))
+            optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+            if step % 10 == 5:
+                sok.save(tmp_path / "saved", [table])
+
+    def run(function, seed):
+        try:
+            with tf.device(GPU):
+                function(seed)
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=one) for one in [(trains, 0), (reads, 1), (reads, 2), (reads, 3)]]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors, errors
+    for step in range(30):
+        np.subtract.at(rows, np.random.default_rng(step).integers(0, 500, 60), 0.1)
+    np.testing.assert_allclose(table.sparse_read(np.arange(FILL)), rows, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("key_dtype", [tf.int32, tf.uint32, tf.uint64])
+def test_keys_of_every_type_come_and_go(key_dtype):
+    kind, contents = key_dtype.as_numpy_dtype, []
+    for device in (CPU, GPU):
+        table, optimizer = new_table(device, key_dtype=key_dtype), sok.optimizers.LazyAdam(0.1)
+        with tf.device(device):
+            for step in range(6):
+                keys = kind(np.iinfo(kind).max - 1900) + np.random.default_rng(step).integers(0, 1900, 150).astype(kind)
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_sum(tf.square(sok.group_embedding_lookup([table], [tf.constant(keys)])[0]))
+                optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+                table.sparse_read(table.export()[0])
+        contents.append(table.export())
+    for found, expected in zip(contents[1], contents[0], strict=True):
+        assert_close(found, expected)
+
+
+def test_a_failed_restore_changes_nothing(tmp_path):
+    large, small = new_table(GPU), new_table(GPU, capacity=700, gpu_bytes=60_000)
+    large.assign(np.arange(FILL), np.ones([FILL, DIM], np.float32))
+    sok.save(tmp_path, [large])
+    rows = np.random.default_rng(0).normal(size=[600, DIM]).astype(np.float32)
+    small.assign(np.arange(600), rows)
+    with tf.device(GPU):
+        small.sparse_read(np.arange(600))
+        with pytest.raises(tf.errors.ResourceExhaustedError, match="full: all 700 rows"):
+            sok.restore(tmp_path, {large.table_name: small})
+        np.testing.assert_array_equal(small.sparse_read(np.arange(600)), rows)
+    np.testing.assert_array_equal(np.sort(small.export()[0]), np.arange(600))

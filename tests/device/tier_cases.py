@@ -41,7 +41,7 @@ def new_table(device: str, folder: Path | None = None, gpu_bytes: int = LITTLE, 
     storage = sok.Storage(gpu_bytes=gpu_bytes, **where) if folder or device != CPU else None
     with tf.device(device):
         options = {"seed": 5, "storage": storage, "name": f"tiered_{next(_numbers)}", **options}
-        table = sok.EmbeddingVariable(options.pop("dim", DIM), 2 * FILL, **options)
+        table = sok.EmbeddingVariable(options.pop("dim", DIM), options.pop("capacity", 2 * FILL), **options)
     assert device.strip("/") in table.handle.device
     return table
 
@@ -196,6 +196,7 @@ class Twins:
             name: told[name] for name in told if name in COUNTS
         }
         assert found["gpu_rows"] <= found["gpu_cache_rows"]
+        assert found["bytes_on_gpu"] <= self.tables[1].options.storage.gpu_bytes
 
 
 COUNTS = ("rows", "candidates", "made", "refused", "evicted")
