@@ -215,7 +215,7 @@ int64_t DeviceTier::ReadAhead(const Cpu& cpu, const uint64_t* keys, int64_t n, i
   return host_->ReadAhead(cpu, others.data(), static_cast<int64_t>(others.size()), batches);
 }
 
-void DeviceTier::SetUsed(uint32_t row, uint64_t key, bool trains) {
+void DeviceTier::SetUsed(uint32_t row, uint64_t key) {
   if (row >= place_of_.size()) place_of_.resize(std::max<size_t>(row + size_t{1}, 2 * place_of_.size()), 0);
   uint32_t& place = place_of_[row];
   if (place == 0) {
@@ -225,8 +225,7 @@ void DeviceTier::SetUsed(uint32_t row, uint64_t key, bool trains) {
     place = static_cast<uint32_t>(here_.size());
   }
   Here& here = here_[place - 1];
-  const bool stays = trains || Stays(here);
-  here.used = call_ << 1 | (stays ? 1 : 0);
+  here.used = call_ << 1 | (Stays(here) ? 1 : 0);
 }
 
 void DeviceTier::Forget(size_t place) {
@@ -307,7 +306,7 @@ int64_t DeviceTier::keys_at_a_time() const {
   return (MostRows() + 1) / 2;
 }
 
-void DeviceTier::Want(const uint64_t* keys, const int64_t* row_ids, int64_t n, bool trains) {
+void DeviceTier::Want(const uint64_t* keys, const int64_t* row_ids, int64_t n) {
   for (int64_t i = 0; i < n; ++i) {
     if (row_ids[i] < 0) continue;
     const auto row = static_cast<uint32_t>(row_ids[i]);
@@ -317,8 +316,13 @@ void DeviceTier::Want(const uint64_t* keys, const int64_t* row_ids, int64_t n, b
     } else if (here_[place_of_[row] - 1].used >> 1 != call_) {
       ++hits_;
     }
-    if (is_here) SetUsed(row, keys[i], trains);
+    if (is_here) SetUsed(row, keys[i]);
   }
+}
+
+void DeviceTier::KeepForStep(const int64_t* row_ids, int64_t n) {
+  for (int64_t i = 0; i < n; ++i)
+    if (row_ids[i] >= 0) here_[place_of_[static_cast<uint32_t>(row_ids[i])] - 1].used |= 1;
 }
 
 void DeviceTier::Bring(const Cpu& cpu) {
@@ -351,8 +355,7 @@ void DeviceTier::Bring(const Cpu& cpu) {
       continue;
     }
     for (int64_t i = at; i < at + count; ++i)
-      SetUsed(wanted_[static_cast<size_t>(i)].row, keys[static_cast<size_t>(i)],
-              (wanted_[static_cast<size_t>(i)].used & 1) != 0);
+      SetUsed(wanted_[static_cast<size_t>(i)].row, keys[static_cast<size_t>(i)]);
     at += count;
   }
   misses_ += n;
@@ -436,12 +439,12 @@ DeviceTier::Held::Held(const Cuda& cuda, const Cpu& cpu, DeviceScratch* device_s
       asked[f].of->keys = there;
       keys = found;
     }
-    tier->Want(keys, feature.row_ids, feature.n, insert);
+    tier->Want(keys, feature.row_ids, feature.n);
   }
-  for (DeviceTier* tier : tiers) {
-    for (Here& wanted : tier->wanted_) wanted.used = insert ? 1 : 0;
-    tier->Bring(cpu);
-  }
+  for (DeviceTier* tier : tiers) tier->Bring(cpu);
+  if (!insert) return;
+  // Only now: of a lookup that was refused no row has to stay, or the next one would be refused as well.
+  for (size_t f = 0; f < features.size(); ++f) asked[f].tier->KeepForStep(features[f].row_ids, features[f].n);
 }
 
 void DeviceTier::CheckIds(const Cuda& cuda, const int64_t* row_ids, int64_t n) const {

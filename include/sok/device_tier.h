@@ -127,9 +127,10 @@ class DeviceTier final : public TableStore {
   auto OfHost(const Call& call) -> decltype(call());
   void CheckIds(const Cuda& cuda, const int64_t* row_ids, int64_t n) const;
   // Row ids [n] of the host, as a lookup in it has given them, and the keys of these rows: they are wanted on the device.
-  void Want(const uint64_t* keys, const int64_t* row_ids, int64_t n, bool trains);
-  void Bring(const Cpu& cpu);  // what is wanted and not there
-  void SetUsed(uint32_t row, uint64_t key, bool trains);
+  void Want(const uint64_t* keys, const int64_t* row_ids, int64_t n);
+  void KeepForStep(const int64_t* row_ids, int64_t n);  // rows that are there stay until the step ends
+  void Bring(const Cpu& cpu);                           // what is wanted and not there
+  void SetUsed(uint32_t row, uint64_t key);
   // So many rows leave the device, or as many as can; gives how many.
   int64_t SendHome(const Cpu& cpu, int64_t n);
   void Forget(size_t place);  // it is no longer on the device

@@ -6,7 +6,9 @@ import tensorflow as tf
 
 import sok
 from tests.multiprocess.harness import run_checks
+from tests.multiprocess.worker import checks_of
 
+from . import checks_tiers
 from .conftest import GPU
 
 pytestmark = pytest.mark.multiprocess
@@ -26,3 +28,10 @@ def test_what_several_workers_save_one_restores(tmp_path):
     found = dict(zip(*(tensor.numpy().tolist() for tensor in table.export()), strict=True))
     np.testing.assert_array_equal([found[key] for key in sorted(rows)], [rows[key] for key in sorted(rows)])
     assert found.keys() == rows.keys()
+
+
+def test_rows_in_use_on_gpus_are_those_of_one_worker(tmp_path):
+    """With policies, and with little room."""
+    job = run_checks(["tests.device.checks_tiers"], 2, tmp_path, DEADLINE)
+    for check in checks_of(checks_tiers):
+        job.values(check)

@@ -142,6 +142,11 @@ class Both:
         assert int(self.table.step) == self.twin.step
 
 
+def counts_of(table: sok.EmbeddingVariable) -> dict[str, int]:
+    """What is counted of any table: not of where its rows lie."""
+    return {name: count for name, count in table.stats().items() if "gpu" not in name}
+
+
 def as_tensors(features: Features) -> list[tf.Tensor]:
     """What a step takes."""
     return [tf.constant(keys, tf.int64) for keys in features]

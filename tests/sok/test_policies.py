@@ -11,7 +11,7 @@ from sok.lookup.lookup import lookup_rows
 from sok.table.state import count_step, slot_sets
 from tests.messages import saying
 from tests.reference.policies import PolicyTable, hash_key, is_drawn
-from tests.sok.policy_cases import DIM, KEYS, Both, random_batches, twin_of
+from tests.sok.policy_cases import DIM, KEYS, Both, counts_of, random_batches, twin_of
 
 POLICIES = {
     "after": {"admission": sok.Admission(after=3)},
@@ -84,9 +84,9 @@ def test_the_nth_occurrence_gives_a_key_its_row_before_it_is_read():
         return table.sparse_read(tf.constant([7], tf.int64)).numpy()[0, 0]
 
     assert step([7, 7, 7]) == 1.0  # three times in one step are one occurrence; its gradient is dropped
-    assert table.stats() == {"rows": 0, "candidates": 1, "made": 0, "refused": 3, "evicted": 0}
+    assert counts_of(table) == {"rows": 0, "candidates": 1, "made": 0, "refused": 3, "evicted": 0}
     assert step([7]) == 0.0  # the second one has a row, and the gradient finds it
-    assert table.stats() == {"rows": 1, "candidates": 0, "made": 1, "refused": 3, "evicted": 0}
+    assert counts_of(table) == {"rows": 1, "candidates": 0, "made": 1, "refused": 3, "evicted": 0}
     assert [array.tolist() for array in map(np.asarray, table.history([7, 8]))] == [[2, 0], [2, 0]]
 
 

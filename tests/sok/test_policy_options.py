@@ -13,6 +13,7 @@ import tf_keras
 import sok
 from sok.layers import for_keras
 from tests.messages import saying
+from tests.sok.policy_cases import counts_of
 
 VALUES = [
     (sok.Admission(after=3), "Admission(after=3)"),
@@ -127,7 +128,7 @@ def test_a_layer_trains_in_fit_with_policies(which_keras):
     variable = layer.embedding_variable
     # 1 came with steps 1, 2 and 6, 4 with 3 and 4, 7 with 5 and 6, the others once: 4 left after step 8.
     assert set(variable.export()[0].numpy().tolist()) == {1, 7}
-    assert variable.stats() == {"rows": 2, "candidates": 3, "made": 3, "refused": 11, "evicted": 1}
+    assert counts_of(variable) == {"rows": 2, "candidates": 3, "made": 3, "refused": 11, "evicted": 1}
     assert [np.asarray(one).tolist() for one in variable.history([1, 7, 6])] == [[3, 2, 1], [6, 6, 5]]
     copied = type(layer).from_config(layer.get_config())
     copied(ids)

@@ -10,7 +10,7 @@ import sok
 from sok.checkpoint.manifest import read_manifest
 from sok.checkpoint.native import EagerCalls
 from tests.sok.storage_cases import LITTLE
-from tests.sok.version_policy_cases import POLICIES, batch, holds, make, train
+from tests.sok.version_policy_cases import POLICIES, assert_goes_on_alike, batch, holds, make, train
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +46,7 @@ def test_every_listed_version_is_what_an_ordinary_save_of_its_step_is(tmp_path, 
             assert holds(other) == held[step]
             train(other, fresh, range(step, step + 5))
             after[way] = holds(other)
-        assert after["version"] == after["ordinary"]
+        assert_goes_on_alike(after["version"], after["ordinary"], "GPU" not in table.handle.device)
     manager.restore(manager.checkpoints[0])  # into the table itself, which goes on to be saved so
     assert holds(table) == held[12]
     train(table, optimizer, range(12, 15))
