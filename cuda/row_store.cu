@@ -46,7 +46,7 @@ __global__ void CopyRecordsKernel(DeviceRows records, const uint32_t* rows, int6
 }  // namespace
 
 DeviceRowStore::DeviceRowStore(int64_t dim, int64_t max_rows, DeviceMemory* memory, int64_t least_slab_bytes)
-    : memory_(memory), floats_(dim), stride_(RecordStride(dim)), shift_(6) {
+    : memory_(memory), max_rows_(std::max<int64_t>(1, max_rows)), floats_(dim), stride_(RecordStride(dim)), shift_(6) {
   auto bytes = [&](int shift) { return stride_ * static_cast<int64_t>(sizeof(float)) << shift; };
   while (bytes(shift_ + 1) <= least_slab_bytes || (max_rows >> shift_) >= kMostSlabs) ++shift_;
   while (shift_ > 0 && (int64_t{1} << (shift_ - 1)) >= max_rows) --shift_;  // a small table is one small slab
@@ -75,7 +75,7 @@ void DeviceRowStore::Reserve(const Cuda& cuda, int64_t num_rows) {
   }
   slabs_.reserve(static_cast<size_t>(max_slabs_));
   while (this->num_rows() < num_rows) {
-    const int64_t bytes = SlabBytes(stride_);
+    const int64_t bytes = SlabBytes(slabs_.size(), stride_);
     slabs_.push_back({static_cast<float*>(memory_->Allocate(cuda, bytes, "embedding rows")), bytes});
     SetSlab(cuda, static_cast<size_t>(num_slabs_++), slabs_.back());
   }
@@ -86,23 +86,24 @@ void DeviceRowStore::SetSlab(const Cuda& cuda, size_t number, Slab slab) {
   Launch(SetSlabKernel, 1, 1, 0, cuda, device_slabs_, static_cast<int64_t>(number), slab.data);
 }
 
-void DeviceRowStore::Widen(const Cuda& cuda, const Slab& from, int64_t from_stride, int64_t count, const float* fresh,
-                           int64_t to_stride, const Slab& to) const {
-  Launch(WidenRecordsKernel, GridFor((mask_ + 1) * (floats_ + count), kThreads), kThreads, 0, cuda, from.data,
-         from_stride, floats_, mask_ + 1, count, fresh, to_stride, to.data);
+void DeviceRowStore::Widen(const Cuda& cuda, int64_t num_rows, const Slab& from, int64_t from_stride, int64_t count,
+                           const float* fresh, int64_t to_stride, const Slab& to) const {
+  Launch(WidenRecordsKernel, GridFor(num_rows * (floats_ + count), kThreads), kThreads, 0, cuda, from.data, from_stride,
+         floats_, num_rows, count, fresh, to_stride, to.data);
 }
 
 int64_t DeviceRowStore::AddFloats(const Cuda& cuda, int64_t count, const float* fresh) {
   const char* const what = "wider embedding rows (an optimizer's slots; while rows move, two slabs are there twice)";
   const int64_t offset = floats_, stride = RecordStride(floats_ + count);
-  const int64_t twice = std::min<int64_t>(2, num_slabs_);
-  memory_->CheckBudget(num_slabs_ * (SlabBytes(stride) - SlabBytes(stride_)) + twice * SlabBytes(stride_), what);
+  const int64_t rows_twice = std::min(num_rows(), 2 * (mask_ + 1)), word = sizeof(float);
+  memory_->CheckBudget(num_rows() * (stride - stride_) * word + rows_twice * stride_ * word, what);
   Slab before;  // the slab that was widened last, as it was
   size_t done = 0;
   try {
     for (; done < slabs_.size(); ++done) {
-      const Slab wide = {static_cast<float*>(memory_->Allocate(cuda, SlabBytes(stride), what)), SlabBytes(stride)};
-      Widen(cuda, slabs_[done], stride_, count, fresh, stride, wide);
+      const int64_t bytes = SlabBytes(done, stride);
+      const Slab wide = {static_cast<float*>(memory_->Allocate(cuda, bytes, what)), bytes};
+      Widen(cuda, RowsOfSlab(done), slabs_[done], stride_, count, fresh, stride, wide);
       memory_->Free(cuda, before.data, before.bytes);
       before = slabs_[done];
       SetSlab(cuda, done, wide);
@@ -112,7 +113,7 @@ int64_t DeviceRowStore::AddFloats(const Cuda& cuda, int64_t count, const float* 
     // back takes no memory.
     for (size_t i = done; i-- > 0;) {
       const Slab wide = slabs_[i];
-      if (i + 1 < done) Widen(cuda, wide, stride, 0, nullptr, stride_, before);
+      if (i + 1 < done) Widen(cuda, RowsOfSlab(i), wide, stride, 0, nullptr, stride_, before);
       SetSlab(cuda, i, before);
       before = wide;
     }

@@ -10,6 +10,7 @@
 // Thread safety: Record and Peek may be called at the same time from many threads; anything else needs the store to itself.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -109,7 +110,8 @@ class RowStore {
 // host; calls on several streams are the caller's to order.
 class DeviceRowStore {
  public:
-  // A slab has `least_slab_bytes` or nearly, unless all rows together have less, or there would be too many slabs.
+  // A slab has `least_slab_bytes` or nearly, unless all rows together have less, or there would be too many slabs. The last one ends
+  // with the rows.
   DeviceRowStore(int64_t dim, int64_t max_rows, DeviceMemory* memory, int64_t least_slab_bytes = int64_t{2} << 20);
   ~DeviceRowStore();
   DeviceRowStore(const DeviceRowStore&) = delete;
@@ -121,7 +123,7 @@ class DeviceRowStore {
   // Slabs for rows 0 .. num_rows - 1; new memory holds anything. Nothing waits. Throws OutOfMemory, then slabs that were
   // there still are.
   void Reserve(const Cuda& cuda, int64_t num_rows);
-  int64_t num_rows() const { return num_slabs_ << shift_; }  // that have a slab
+  int64_t num_rows() const { return std::min(num_slabs_ << shift_, max_rows_); }  // that have a slab
 
   // Widens every record by `count` floats, fresh [count] on the device; gives the offset of the first. Slab by
   // slab: while rows move, two slabs are there twice. Nothing waits. Throws OutOfMemory, then no row has changed.
@@ -133,7 +135,12 @@ class DeviceRowStore {
   int64_t floats() const { return floats_; }
 
  private:
-  int64_t SlabBytes(int64_t stride) const { return ((mask_ + 1) * stride) * static_cast<int64_t>(sizeof(float)); }
+  int64_t RowsOfSlab(size_t number) const {
+    return std::min(mask_ + 1, max_rows_ - (static_cast<int64_t>(number) << shift_));
+  }
+  int64_t SlabBytes(size_t number, int64_t stride) const {
+    return RowsOfSlab(number) * stride * static_cast<int64_t>(sizeof(float));
+  }
 
   struct Slab {
     float* data = nullptr;
@@ -141,10 +148,11 @@ class DeviceRowStore {
   };
   void SetSlab(const Cuda& cuda, size_t number, Slab slab);
   // Records of another stride, with `count` floats of `fresh` behind them.
-  void Widen(const Cuda& cuda, const Slab& from, int64_t from_stride, int64_t count, const float* fresh,
-             int64_t to_stride, const Slab& to) const;
+  void Widen(const Cuda& cuda, int64_t num_rows, const Slab& from, int64_t from_stride, int64_t count,
+             const float* fresh, int64_t to_stride, const Slab& to) const;
 
   DeviceMemory* const memory_;
+  const int64_t max_rows_;
   int64_t floats_, stride_;
   int shift_;
   int64_t mask_;

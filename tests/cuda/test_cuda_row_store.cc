@@ -212,5 +212,20 @@ TEST(ATableOfManyRowsHasFewSlabs) {
   CHECK((((int64_t{1} << 32) - 2) >> store.view().shift) <= 1024);
   sok::DeviceRowStore small(64, 10, &memory);
   small.Reserve(cuda, 10);
-  CHECK(small.num_rows() <= 16);
+  CHECK_EQ(small.num_rows(), 10);
+}
+
+TEST(TheLastSlabEndsWithTheRows) {
+  for (const int64_t rows : {3, 1000, 1025}) {  // slabs of 1024 at most
+    sok::DeviceMemory memory("table 't'");
+    sok::DeviceRowStore store(4, rows, &memory, 1024 * 16);
+    store.Reserve(cuda, rows);
+    CHECK_EQ(store.num_rows(), rows);
+    const int64_t lists = memory.in_use() - rows * 16;
+    CHECK(lists >= 8 && lists <= 16);
+    DeviceArray<float> fresh(std::vector<float>{1.0f, 2.0f, 3.0f, 4.0f});
+    store.AddFloats(cuda, 4, fresh);
+    SOK_CUDA(cudaDeviceSynchronize());
+    CHECK_EQ(memory.in_use() - lists, rows * 32);
+  }
 }
