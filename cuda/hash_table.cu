@@ -177,21 +177,25 @@ void DeviceHashTable::Refresh(const Cuda& cuda) {
 void DeviceHashTable::Learn(const DeviceHashCounters& counters) {
   size_bound_ = counters.size;
   rows_bound_ = counters.next_row;
+  free_bound_ = counters.num_free;
 }
 
 bool DeviceHashTable::MayNotFit(int64_t n, int64_t room) const {
-  return size_bound_ + n > std::min(Room(), capacity_) || rows_bound_ + n > std::min(room, capacity_);
+  const int64_t rows = rows_bound_ + n - std::min(n, free_bound_);
+  return size_bound_ + n > std::min(Room(), capacity_) || rows > std::min(room, capacity_);
 }
 
 int64_t DeviceHashTable::RowsAfter(int64_t num_new) const {
-  // Numbers on the free list go first, so this may be more than are needed, but never more than there are.
-  return std::min(rows_bound_ + num_new, capacity_);
+  // Numbers on the free list go first. There may be more of them than the host knows, and fewer new keys than it fears, so this may
+  // be more than are needed, but never more than there are.
+  return std::min(rows_bound_ + num_new - std::min(num_new, free_bound_), capacity_);
 }
 
 int64_t DeviceHashTable::SpareRows(int64_t num_new, int64_t n) const {
   // A part of the table, so that a large one seldom waits; a batch, so that a small one does not wait each time.
   constexpr int64_t kMostOfABatch = int64_t{1} << 18;
   const int64_t rows = RowsAfter(num_new);
+  if (!takes_spare_rows_) return rows;
   return std::min(rows + std::max(rows / 8, std::min(n, kMostOfABatch)), capacity_);
 }
 
@@ -203,6 +207,7 @@ void DeviceHashTable::MakeKeyRoom(const Cuda& cuda, int64_t num_new) {
 void DeviceHashTable::AddToBounds(int64_t num_new) {
   size_bound_ += num_new;
   rows_bound_ = RowsAfter(num_new);
+  free_bound_ -= std::min(num_new, free_bound_);
 }
 
 void DeviceHashTable::Rebuild(const Cuda& cuda, int64_t keys) {
@@ -272,25 +277,27 @@ void DeviceHashTable::InsertMissing(const Cuda& cuda, DeviceScratch* scratch, co
   AddToBounds(num_new);
 }
 
+void DeviceHashTable::MakeFreeRoom(const Cuda& cuda, int64_t num_rows) {
+  if (num_rows <= free_capacity_) return;
+  Refresh(cuda);
+  const int64_t word = sizeof(uint32_t);
+  auto* longer = static_cast<uint32_t*>(memory_->Allocate(cuda, num_rows * word, "the list of free row numbers"));
+  if (on_host_->num_free > 0) {
+    SOK_CUDA(cudaMemcpyAsync(longer, free_rows_, static_cast<size_t>(on_host_->num_free * word),
+                             cudaMemcpyDeviceToDevice, cuda.stream));
+  }
+  memory_->Free(cuda, free_rows_, free_capacity_ * word);
+  free_rows_ = longer;
+  free_capacity_ = num_rows;
+}
+
 void DeviceHashTable::Erase(const Cuda& cuda, DeviceScratch* scratch, const uint64_t* keys, int64_t n,
                             uint32_t* erased) {
   CheckSize(label_, n);
   if (n == 0) return;
   if (counters_ == nullptr) Refresh(cuda);
-  if (free_capacity_ < rows_bound_) {
-    // At most every number given out so far is on the list.
-    Refresh(cuda);
-    const int64_t wanted = std::min(capacity_, rows_bound_ + rows_bound_ / 2);
-    const int64_t word = sizeof(uint32_t);
-    auto* longer = static_cast<uint32_t*>(memory_->Allocate(cuda, wanted * word, "the list of free row numbers"));
-    if (on_host_->num_free > 0) {
-      SOK_CUDA(cudaMemcpyAsync(longer, free_rows_, static_cast<size_t>(on_host_->num_free * word),
-                               cudaMemcpyDeviceToDevice, cuda.stream));
-    }
-    memory_->Free(cuda, free_rows_, free_capacity_ * word);
-    free_rows_ = longer;
-    free_capacity_ = wanted;
-  }
+  // At most every number given out so far is on the list.
+  if (free_capacity_ < rows_bound_) MakeFreeRoom(cuda, std::min(capacity_, rows_bound_ + rows_bound_ / 2));
   uint32_t* rows = scratch->Get<uint32_t>(n);
   Find(cuda, keys, n, rows);
   const Elected elected = Elect<Speaker::kFirst>(cuda, scratch, keys, n, rows, /*missing=*/false, nullptr);
@@ -332,6 +339,7 @@ void DeviceHashTable::Swap(DeviceHashTable* other) {
   std::swap(free_capacity_, other->free_capacity_);
   std::swap(size_bound_, other->size_bound_);
   std::swap(rows_bound_, other->rows_bound_);
+  std::swap(free_bound_, other->free_bound_);
 }
 
 }  // namespace sok

@@ -229,6 +229,11 @@ class DeviceHashTable {
   int64_t SpareRows(int64_t num_new, int64_t n) const;
   void MakeKeyRoom(const Cuda& cuda, int64_t num_new);  // may rebuild; throws OutOfMemory
   void AddToBounds(int64_t num_new);
+  // From now on SpareRows are none, for a table whose rows are exactly as many as there is memory for.
+  void TakeNoSpareRows() { takes_spare_rows_ = false; }
+  // Room for the numbers of as many rows when they are erased. Waits for the stream if it grows. Throws OutOfMemory, then nothing
+  // changed.
+  void MakeFreeRoom(const Cuda& cuda, int64_t num_rows);
   DeviceHashCounters* counters() const { return counters_; }
   const uint32_t* free_rows() const { return free_rows_; }
 
@@ -247,6 +252,8 @@ class DeviceHashTable {
   int64_t free_capacity_ = 0;
   int64_t size_bound_ = 0;  // at least the number of keys; exact after Refresh
   int64_t rows_bound_ = 0;  // at least the row numbers given out so far
+  int64_t free_bound_ = 0;  // at most the erased numbers that are to be given out again
+  bool takes_spare_rows_ = true;
 };
 
 }  // namespace sok

@@ -260,6 +260,19 @@ TEST(RoomThatCannotBeMadeLeavesTheTableAsItWas) {
   CHECK(t.FindOrInsert({3}) == Rows{2});
 }
 
+TEST(ErasedNumbersAreCountedOnBeforeNewOnes) {
+  Judged t(100000);
+  t.table.TakeNoSpareRows();
+  for (uint64_t round = 0; round < 5; ++round) {
+    t.FindOrInsert(Range(1000 * round, 1000 * round + 100));
+    CHECK_EQ(t.room, 100);
+    t.Erase(Range(1000 * round, 1000 * round + 100));
+  }
+  t.FindOrInsert(Range(0, 130));
+  CHECK_EQ(t.room, 130);
+  t.CheckAll();
+}
+
 TEST(ABudgetIsKeptAndNamed) {
   constexpr uint32_t kFit = 4000 / kFewer;
   const Keys too_many = Range(0, 9000);
