@@ -422,8 +422,9 @@ void EmbeddingTable::EndStep(const Cpu& cpu) {
 }
 
 void EmbeddingTable::EndStepLater() {
-  unfinished_ = step + 1;
-  ++step;
+  const int64_t now = ++step;
+  // A pass that was put off is not given up for a step that makes none.
+  if (unfinished_ == 0 || config_.policies.IsPassAt(now)) unfinished_ = now;
 }
 
 bool EmbeddingTable::ReadsRowsAtEndOf(int64_t step) const {
