@@ -203,6 +203,27 @@ int64_t EmbeddingTable::Restore(const Cpu& cpu, Scratch* scratch, const std::vec
   return num_new;
 }
 
+// Expects both to be locked.
+void EmbeddingTable::CheckSwapLocked(const EmbeddingTable& other) const {
+  const TableConfig &a = config_, &b = other.config_;
+  if (a.dim != b.dim || a.capacity != b.capacity || a.hashed != b.hashed || a.is_unsigned != b.is_unsigned ||
+      a.world_size != b.world_size || a.rank != b.rank || a.owner != b.owner || a.num_keys != b.num_keys ||
+      !(a.policies == b.policies) || !(a.storage == b.storage)) {
+    throw InvalidArgument(Label() + " and " + other.Label() + " are configured differently: they cannot swap rows.");
+  }
+  for (const EmbeddingTable* table : {this, &other}) {
+    if (!table->snapshot_ && !table->version_) continue;
+    throw FailedPrecondition(table->Label() + ": an asynchronous save is under way. Wait for its result first.");
+  }
+}
+
+void EmbeddingTable::CheckSwap(const EmbeddingTable& other) const {
+  if (&other == this) return;
+  std::lock(mutex_, other.mutex_);
+  const Lock mine(mutex_, std::adopt_lock), theirs(other.mutex_, std::adopt_lock);
+  CheckSwapLocked(other);
+}
+
 void EmbeddingTable::Swap(TableStore* with) {
   if (with == this) return;
   auto* other = dynamic_cast<EmbeddingTable*>(with);
@@ -210,18 +231,9 @@ void EmbeddingTable::Swap(TableStore* with) {
     throw InvalidArgument(Label() + " is in the memory of this process, and " + with->Label() +
                           " on a device: they cannot swap rows.");
   }
-  const TableConfig &a = config_, &b = other->config_;
-  if (a.dim != b.dim || a.capacity != b.capacity || a.hashed != b.hashed || a.is_unsigned != b.is_unsigned ||
-      a.world_size != b.world_size || a.rank != b.rank || a.owner != b.owner || a.num_keys != b.num_keys ||
-      !(a.policies == b.policies) || !(a.storage == b.storage)) {
-    throw InvalidArgument(Label() + " and " + other->Label() + " are configured differently: they cannot swap rows.");
-  }
   std::lock(mutex_, other->mutex_);
   Lock mine(mutex_, std::adopt_lock), theirs(other->mutex_, std::adopt_lock);
-  for (const EmbeddingTable* table : {this, other}) {
-    if (!table->snapshot_ && !table->version_) continue;
-    throw FailedPrecondition(table->Label() + ": an asynchronous save is under way. Wait for its result first.");
-  }
+  CheckSwapLocked(*other);
   auto keeps_versions = [](const EmbeddingTable& table) {
     return table.rows_.tier() != nullptr && table.rows_.tier()->has_versions();
   };

@@ -134,6 +134,9 @@ class EmbeddingTable final : public TableStore {
   int64_t memory_bytes() const override;
   void EndStep(const Cpu& cpu) override;
 
+  // Throws what Swap with it would, of their configurations and saves.
+  void CheckSwap(const EmbeddingTable& other) const;
+
   // From now on a table over a file keeps versions (docs/design/versions.md). Rows that it has are written anew. Throws
   // FailedPrecondition for a table that cannot, being without a file.
   void KeepVersions();
@@ -295,6 +298,7 @@ class EmbeddingTable final : public TableStore {
   // Of such a table, those of these rows that no batch has held begin to age with update `now`.
   void BeginToAge(const Cpu& cpu, const std::vector<std::pair<uint32_t, uint64_t>>& some, int64_t now);
   void BeginVersion();
+  void CheckSwapLocked(const EmbeddingTable& other) const;
   void CheckWhole() const;  // throws FailedPrecondition for a table that an error has left half changed
   // Gives a row to each of the m positions listed in `missing` (ascending); all or none, then throws TableFull. With
   // `fresh` false the caller writes the whole record of new rows, and their stamps.
