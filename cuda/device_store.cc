@@ -92,6 +92,12 @@ DeviceStore::DeviceStore(TableConfig config, int64_t budget_bytes, int64_t rows_
       host_bytes_(host_bytes == nullptr ? AvailableHostBytes : host_bytes) {}
 DeviceStore::~DeviceStore() = default;
 
+void DeviceStore::HoldCopies() {
+  State& state = *table_->state();
+  state.holds_copies = true;
+  state.index->TakeNoSpareRows();
+}
+
 int64_t DeviceStore::size() const {
   Call call(*this);
   table_->ThrowIfBadToHost(call.cuda);

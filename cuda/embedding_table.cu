@@ -232,6 +232,9 @@ void DeviceTable::State::MakeRoom(const Cuda& cuda, int64_t bound) {
     if (set->decay != nullptr) set->stamps.Grow(cuda, rows.num_rows(), rows.num_rows(), "an optimizer's stamps");
   }
   changes.MakeRoom(cuda, rows.num_rows());
+  if (!holds_copies) return;
+  erasures.Grow(cuda, rows.num_rows(), rows.num_rows(), "the counts of erasures");
+  index->MakeFreeRoom(cuda, rows.num_rows());
 }
 
 void DeviceTable::State::RowsOfIds(const Cuda& cuda, const int64_t* row_ids, int64_t n, uint32_t* found) const {

@@ -130,8 +130,11 @@ struct DeviceTable::State {
   std::unique_ptr<DeviceHashTable> index;  // null for an identity table
   GrowingWords in_use;                     // identity: one bit per row
   DeviceBlock<int64_t> num_in_use;         // identity: [1]
-  GrowingWords erasures;      // of each row number: the upper half of its row ids; empty until one is erased
-  DeviceRowChanges changes;   // since the last save
+  GrowingWords erasures;     // of each row number: the upper half of its row ids; empty until one is erased
+  DeviceRowChanges changes;  // since the last save
+  // Of a hashed table whose rows are copies that come and go: with the memory of rows it takes what their erasure will need, and no
+  // spare rows.
+  bool holds_copies = false;
   bool has_snapshot = false;  // an asynchronous save is under way
   InitializerView initializer;
   DeviceBlock<float> bank;

@@ -37,6 +37,10 @@ class DeviceStore final : public TableStore {
 
   DeviceTable& table() { return *table_; }
 
+  // Of a hashed table that is still empty: its rows are copies of what somebody else has, who takes as many as there is memory for, and
+  // makes room for others by Erase, which needs no more of it.
+  void HoldCopies();
+
   const TableConfig& config() const override { return table_->config(); }
   int64_t size() const override;
   std::vector<uint64_t> Keys() const override;
