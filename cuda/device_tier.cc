@@ -21,19 +21,22 @@ constexpr int64_t kLostAtMost = int64_t{1} << 16;   // rows that have left, unti
 const SerialExecutor serial;
 
 // Of a row on the device: its record, what notes its changes and erasures, and its key in an index that is there twice as it grows.
-int64_t BytesOfRow(int64_t floats) { return int64_t{sizeof(float)} * ((floats + 3) / 4 * 4) + 5 + 48; }
+int64_t BytesOfRecord(int64_t floats) { return int64_t{sizeof(float)} * ((floats + 3) / 4 * 4); }
+int64_t BytesOfRow(int64_t floats) { return BytesOfRecord(floats) + 5 + 48; }
+
+constexpr int64_t kBlockBytes = int64_t{2} << 20;  // of rows, of which there are many
 
 constexpr int64_t kFixedBytes = int64_t{32}
                                 << 10;  // beside rows: lists of blocks, what exact Adam remembers of its calls
 
 // What a table of the device is made for. Its rows are so many at most; where these are few they are one block of memory, which is
-// there twice when slots come: three vectors of them find room.
+// there twice when slots come: three vectors of them find room, also where they come one after the other.
 int64_t RowsOfDevice(const TableConfig& config) {
   constexpr int64_t kManyBytes = int64_t{64} << 20;
   const int64_t budget = config.storage.device_bytes, dim = config.dim;
   if (budget == 0) return config.capacity;
   const int64_t bytes =
-      budget >= kManyBytes ? BytesOfRow(dim) : BytesOfRow(4 * dim) + dim * static_cast<int64_t>(sizeof(float));
+      budget >= kManyBytes ? BytesOfRow(dim) : BytesOfRow(4 * dim) + 3 * dim * static_cast<int64_t>(sizeof(float));
   constexpr int64_t kLeastRows = 64;
   const int64_t least = kFixedBytes + std::min(kLeastRows, config.capacity) * bytes;
   if (budget < least) {
@@ -133,6 +136,7 @@ DeviceTier::DeviceTier(std::unique_ptr<EmbeddingTable> host, int64_t rows_at_a_t
       device_(std::make_unique<DeviceStore>(OnDevice(host_->config()), host_->config().storage.device_bytes,
                                             rows_at_a_time, nullptr, std::move(owner))) {
   host_->TakeLost();
+  device_->HoldCopies();
   device_->BeginSave(SnapshotOf::kNothing);  // from now on it notes what changes
   device_->EndSave("home");
 }
@@ -146,7 +150,12 @@ EmbeddingTable* DeviceTier::OnHost() {
 
 // ---- between host and device
 
+void DeviceTier::Tell() const {
+  if (untold_) std::rethrow_exception(std::exchange(untold_, nullptr));
+}
+
 void DeviceTier::WriteHome(const Cpu& cpu) const {
+  Tell();
   EraseLost();  // or they would come back
   if (here_.empty()) return;
   HomeSink sink(cpu, host_.get());
@@ -187,7 +196,7 @@ std::vector<uint64_t> DeviceTier::Which(const Cpu& cpu, const uint64_t* keys, in
   int64_t* ids = scratch.Get<int64_t>(n);
   std::vector<uint64_t> mine;  // those of other ranks are none of this table's
   for (int64_t i = 0; i < n; ++i)
-    if (host_->OwnerOf(keys[i]) == config().rank) mine.push_back(keys[i]);
+    if (host_->IsLegal(keys[i]) && host_->OwnerOf(keys[i]) == config().rank) mine.push_back(keys[i]);
   const auto count = static_cast<int64_t>(mine.size());
   host_->Lookup(cpu, &scratch, mine.data(), count, /*insert=*/false, nullptr, nullptr, ids);
   std::vector<uint64_t> found;
@@ -202,8 +211,28 @@ std::vector<uint64_t> DeviceTier::Which(const Cpu& cpu, const uint64_t* keys, in
 
 void DeviceTier::Refresh(const Cpu& cpu, const uint64_t* keys, int64_t n) {
   if (here_.empty() || n == 0) return;
-  const std::vector<uint64_t> there = Which(cpu, keys, n, /*are_here=*/true);
-  CopyToDevice(cpu, there.data(), static_cast<int64_t>(there.size()));
+  CopyAgain(cpu, Which(cpu, keys, n, /*are_here=*/true));
+}
+
+void DeviceTier::CopyAgain(const Cpu& cpu, std::vector<uint64_t> keys) {
+  try {
+    return CopyToDevice(cpu, keys.data(), static_cast<int64_t>(keys.size()));
+  } catch (const OutOfMemory&) {  // the host has them: they come again when they are looked up
+    DropKeys(&keys);
+  } catch (...) {
+    DropKeys(&keys);
+    throw;
+  }
+}
+
+void DeviceTier::DropKeys(std::vector<uint64_t>* keys) {
+  std::sort(keys->begin(), keys->end());
+  lost_.reserve(lost_.size() + keys->size());
+  for (size_t place = here_.size(); place-- > 0;) {
+    if (!std::binary_search(keys->begin(), keys->end(), here_[place].key)) continue;
+    lost_.push_back(here_[place].key);
+    Forget(place);
+  }
 }
 
 int64_t DeviceTier::ReadAhead(const Cpu& cpu, const uint64_t* keys, int64_t n, int64_t batches) {
@@ -297,8 +326,16 @@ int64_t DeviceTier::MostRows() const {
   if (budget == 0) return most;
   int64_t slots = 0;
   for (const auto& set : SetsOfDevice(*host_, nullptr)) slots += set.rule.slot_floats(dim()) + 1;  // and a stamp
-  if (slots == 0) slots = 3 * dim();  // what comes with the first update finds room
-  return std::clamp<int64_t>((budget - kFixedBytes) / BytesOfRow(dim() + slots), 1, most);
+  int64_t twice = 0;
+  if (slots == 0) {  // what comes with the first update finds room, for which two blocks are there twice
+    slots = 3 * dim();
+    twice = 2;
+  }
+  // Of several blocks of rows the last one may hold few.
+  const int64_t block_rows = std::max(kBlockBytes / BytesOfRecord(dim()), most >> 9);  // about: see DeviceRowStore
+  const int64_t block = BytesOfRecord(dim() + slots) + twice * BytesOfRecord(dim());
+  const int64_t spare = most > block_rows ? block_rows * block : 0;
+  return std::clamp<int64_t>((budget - kFixedBytes - spare) / BytesOfRow(dim() + slots), 1, most);
 }
 
 int64_t DeviceTier::keys_at_a_time() const {
@@ -347,13 +384,17 @@ void DeviceTier::Bring(const Cpu& cpu) {
   }
   for (int64_t at = 0; at < n;) {
     const int64_t count = std::min(n - at, kRowsAtATime);
+    // Whatever of them is there if this fails goes again: no lookup may find it.
+    lost_.insert(lost_.end(), keys.begin() + at, keys.begin() + at + count);
     try {
       CopyToDevice(cpu, keys.data() + at, count);
     } catch (const OutOfMemory& error) {
       const int64_t part = std::max<int64_t>(count, static_cast<int64_t>(here_.size()) / kMoreAtOnce);
+      EraseLost();
       if (SendHome(cpu, part) == 0) refuse(error.what());
       continue;
     }
+    lost_.clear();
     for (int64_t i = at; i < at + count; ++i)
       SetUsed(wanted_[static_cast<size_t>(i)].row, keys[static_cast<size_t>(i)]);
     at += count;
@@ -386,6 +427,7 @@ DeviceTier::Held::Held(const Cuda& cuda, const Cpu& cpu, DeviceScratch* device_s
   for (const Asked& one : asked) tiers.push_back(one.tier);
   tiers = InOrder(std::move(tiers));
   locks_ = LockAll(tiers);
+  for (const DeviceTier* tier : tiers) tier->Tell();
   Scratch scratch;
   std::vector<EmbeddingTable::Feature> features;
   for (const Asked& one : asked) {
@@ -463,6 +505,14 @@ void DeviceTier::CheckIds(const Cuda& cuda, const int64_t* row_ids, int64_t n) c
   }
 }
 
+void DeviceTier::CheckRule(const UpdateRule& rule, const std::string& slot_set) const {
+  for (const SlotSetInfo& set : host_->SlotSets()) {
+    if (set.name != slot_set || set.rule.rule == rule.rule) continue;
+    throw InvalidArgument(Label() + ": slot set '" + slot_set +
+                          "' belongs to another rule. Give each optimizer its own name.");
+  }
+}
+
 DeviceTier::Updating::Updating(const Cuda& cuda, const Cpu& cpu, const std::vector<Updated>& updated,
                                const UpdateRule& rule, const std::string& slot_set)
     : cpu_(cpu), rule_(rule), slot_set_(slot_set) {
@@ -471,6 +521,7 @@ DeviceTier::Updating::Updating(const Cuda& cuda, const Cpu& cpu, const std::vect
   locks_ = LockAll(tiers_);
   for (const Updated& one : updated) one.tier->CheckIds(cuda, one.row_ids, one.n);
   if (slot_set_.empty()) return;
+  for (const DeviceTier* tier : tiers_) tier->CheckRule(rule_, slot_set_);
   SlotSetInfo set;
   set.name = slot_set_;
   set.rule = rule_;
@@ -491,7 +542,15 @@ void DeviceTier::EndStep(const Cpu& cpu) {
   const std::lock_guard<std::mutex> lock(mutex_);
   step_began_ = call_ + 1;
   try {
-    if (host_->ReadsRowsAtEndOf(step + 1) || host_->HasStepToEnd() || dropped_ > kLostAtMost) WriteHome(cpu);
+    if (host_->ReadsRowsAtEndOf(step + 1) || host_->HasStepToEnd() || dropped_ > kLostAtMost) {
+      try {
+        WriteHome(cpu);
+      } catch (const InvalidArgument&) {  // what an update could not say: it is no reason not to end the step
+        const std::exception_ptr said = std::current_exception();
+        WriteHome(cpu);
+        untold_ = said;
+      }
+    }
   } catch (const std::exception&) {
     return host_->EndStepLater();  // one worker alone must not leave the others in a step that it has not ended
   }
@@ -545,7 +604,7 @@ void DeviceTier::SkipCalls(const std::string& save, const std::vector<SlotSetInf
   OfHost([&] { host_->SkipCalls(save, sets); });
   std::vector<uint64_t> keys;
   for (const Here& here : here_) keys.push_back(here.key);
-  CopyToDevice({serial}, keys.data(), static_cast<int64_t>(keys.size()));
+  CopyAgain({serial}, std::move(keys));
 }
 
 void DeviceTier::ReadAll(const Cpu& cpu, RowSink* sink) const {
@@ -581,8 +640,9 @@ void DeviceTier::Swap(TableStore* with) {
   }
   const auto locks = LockAll(InOrder({this, other}));
   for (DeviceTier* tier : {this, other}) tier->WriteHome({serial});
+  host_->CheckSwap(*other->host_);
+  device_->Swap(other->device_.get());  // or nothing has changed yet
   host_->Swap(other->host_.get());
-  device_->Swap(other->device_.get());
   here_.swap(other->here_);
   place_of_.swap(other->place_of_);
   lost_.swap(other->lost_);

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -118,6 +119,7 @@ class DeviceTier final : public TableStore {
 
   // All below expect mutex_ to be held. Those that are const change no answer.
   static std::vector<std::unique_lock<std::mutex>> LockAll(const std::vector<DeviceTier*>& tiers);
+  void Tell() const;  // throws what the end of a step has heard of an update
   void WriteHome(const Cpu& cpu) const;
   // The device's rows of keys that have none any more go. What cannot be done now is done by the next call.
   void DropLost();
@@ -126,6 +128,7 @@ class DeviceTier final : public TableStore {
   template <class Call>
   auto OfHost(const Call& call) -> decltype(call());
   void CheckIds(const Cuda& cuda, const int64_t* row_ids, int64_t n) const;
+  void CheckRule(const UpdateRule& rule, const std::string& slot_set) const;
   // Row ids [n] of the host, as a lookup in it has given them, and the keys of these rows: they are wanted on the device.
   void Want(const uint64_t* keys, const int64_t* row_ids, int64_t n);
   void KeepForStep(const int64_t* row_ids, int64_t n);  // rows that are there stay until the step ends
@@ -136,6 +139,8 @@ class DeviceTier final : public TableStore {
   void Forget(size_t place);  // it is no longer on the device
   void CopyToDevice(const Cpu& cpu, const uint64_t* keys, int64_t n);
   void Refresh(const Cpu& cpu, const uint64_t* keys, int64_t n);  // what the host has for those that are on the device
+  void CopyAgain(const Cpu& cpu, std::vector<uint64_t> keys);     // of keys that are there, or they no longer are
+  void DropKeys(std::vector<uint64_t>* keys);
   // Those of these keys of this rank whose rows are there, or are not.
   std::vector<uint64_t> Which(const Cpu& cpu, const uint64_t* keys, int64_t n, bool are_here) const;
   int64_t MostRows() const;
@@ -152,6 +157,7 @@ class DeviceTier final : public TableStore {
   uint64_t call_ = 0, step_began_ = 0;
   mutable int64_t dropped_ = 0;  // rows since the device last forgot what it had lost
   int64_t hits_ = 0, misses_ = 0;
+  mutable std::exception_ptr untold_;
 };
 
 }  // namespace sok
