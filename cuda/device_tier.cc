@@ -4,6 +4,7 @@
 #include <exception>
 #include <functional>
 #include <limits>
+#include <tuple>
 #include <utility>
 
 #include "detail/table_state.h"
@@ -298,16 +299,20 @@ auto DeviceTier::OfHost(const Call& call) -> decltype(call()) {
   return call();
 }
 
-int64_t DeviceTier::SendHome(const Cpu& cpu, int64_t n) {
+int64_t DeviceTier::SendHome(const Cpu& cpu, int64_t least, int64_t most) {
   std::vector<Here> leaving;
-  for (const Here& here : here_)
-    if (!Stays(here) && here.used >> 1 != call_) leaving.push_back(here);
-  n = std::min(n, static_cast<int64_t>(leaving.size()));
+  int64_t of_before = 0;  // of steps that have ended, or of no step
+  for (const Here& here : here_) {
+    if (here.used >> 1 == call_) continue;
+    leaving.push_back(here);
+    of_before += Stays(here) ? 0 : 1;
+  }
+  const int64_t n = std::min(std::max(least, std::min(most, of_before)), static_cast<int64_t>(leaving.size()));
   if (n <= 0) return 0;
   WriteHome(cpu);
-  // Whom nobody has asked for the longest; a hash decides between equals.
-  std::nth_element(leaving.begin(), leaving.begin() + n - 1, leaving.end(), [](const Here& a, const Here& b) {
-    return std::pair(a.used >> 1, HashKey(a.key)) < std::pair(b.used >> 1, HashKey(b.key));
+  // Whom nobody has asked for the longest, those of this step last; a hash decides between equals.
+  std::nth_element(leaving.begin(), leaving.begin() + n - 1, leaving.end(), [this](const Here& a, const Here& b) {
+    return std::tuple(Stays(a), a.used >> 1, HashKey(a.key)) < std::tuple(Stays(b), b.used >> 1, HashKey(b.key));
   });
   std::vector<uint64_t> keys;
   for (int64_t i = 0; i < n; ++i) keys.push_back(leaving[static_cast<size_t>(i)].key);
@@ -374,12 +379,12 @@ void DeviceTier::Bring(const Cpu& cpu) {
   const auto refuse = [&](const std::string& why) {
     throw OutOfMemory(Label() + ": " + std::to_string(n) +
                       " rows of a lookup have to come to the device, and it has no room for them beside the " +
-                      std::to_string(here_.size()) + " that this lookup and the step under way use: " + why +
-                      " Give the table's storage more gpu_bytes, or look up fewer ids in a step.");
+                      std::to_string(here_.size()) + " that this lookup has found there: " + why +
+                      " Give the table's storage more gpu_bytes, or look up fewer ids at once.");
   };
   const int64_t most = MostRows(), over = static_cast<int64_t>(here_.size()) + n - most;
   constexpr int64_t kMoreAtOnce = 16;  // of the rows that there is room for, so that not every call sends some home
-  if (over > 0 && SendHome(cpu, over + most / kMoreAtOnce) < over) {
+  if (over > 0 && SendHome(cpu, over, over + most / kMoreAtOnce) < over) {
     refuse("it takes " + std::to_string(most) + ".");
   }
   for (int64_t at = 0; at < n;) {
@@ -391,7 +396,7 @@ void DeviceTier::Bring(const Cpu& cpu) {
     } catch (const OutOfMemory& error) {
       const int64_t part = std::max<int64_t>(count, static_cast<int64_t>(here_.size()) / kMoreAtOnce);
       EraseLost();
-      if (SendHome(cpu, part) == 0) refuse(error.what());
+      if (SendHome(cpu, part, part) == 0) refuse(error.what());
       continue;
     }
     lost_.clear();
@@ -500,8 +505,8 @@ void DeviceTier::CheckIds(const Cuda& cuda, const int64_t* row_ids, int64_t n) c
       continue;  // ids of one row number grow with each row that had it
     throw InvalidArgument(
         Label() +
-        ": a gradient is for a row that has left the device since its lookup, in an earlier step. Apply "
-        "gradients in the step of their lookups, or give the table's storage more gpu_bytes.");
+        ": a gradient is for a row that has left the device since its lookup. Apply gradients in the step of their "
+        "lookups, look up fewer ids in a step, or give the table's storage more gpu_bytes.");
   }
 }
 

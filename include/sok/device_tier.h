@@ -2,10 +2,10 @@
 //
 // The host's table decides all: which keys have rows, what they have seen, who leaves, what a save holds. The device has copies of
 // rows, which lookups read and updates change; a lookup brings those that are not there first (Held). What has changed there comes
-// home when somebody wants to see it, and before a row leaves the device. Rows of lookups for training stay until the step ends, so
-// that gradients find them. Which rows are there changes no result.
+// home when somebody wants to see it, and before a row leaves the device. Which rows are there changes no result.
 //
-// Of the device at most `storage.device_bytes` are taken, or what it has. When they are full, rows leave that were asked for longest ago.
+// Of the device at most `storage.device_bytes` are taken, or what it has. When they are full, rows leave that were asked for longest
+// ago: those of lookups for training last, until the step ends, so that gradients find them.
 #pragma once
 
 #include <cstdint>
@@ -44,7 +44,7 @@ class DeviceTier final : public TableStore {
   };
   // Has brought the rows of what is asked to the device: all that have one, in place of LookupGroup with `insert` also those that get
   // one now. While it lives, work can be put on a stream that finds them without insert. Throws as EmbeddingTable::LookupGroup, and
-  // OutOfMemory if the device has no room for the rows of this call beside those of the step.
+  // OutOfMemory if the device has no room for the rows of this call.
   class Held {
    public:
     Held(const Cuda& cuda, const Cpu& cpu, DeviceScratch* scratch, const std::vector<Asked>& asked, bool insert);
@@ -131,11 +131,12 @@ class DeviceTier final : public TableStore {
   void CheckRule(const UpdateRule& rule, const std::string& slot_set) const;
   // Row ids [n] of the host, as a lookup in it has given them, and the keys of these rows: they are wanted on the device.
   void Want(const uint64_t* keys, const int64_t* row_ids, int64_t n);
-  void KeepForStep(const int64_t* row_ids, int64_t n);  // rows that are there stay until the step ends
+  void KeepForStep(const int64_t* row_ids, int64_t n);  // rows that are there leave last, until the step ends
   void Bring(const Cpu& cpu);                           // what is wanted and not there
   void SetUsed(uint32_t row, uint64_t key);
-  // So many rows leave the device, or as many as can; gives how many.
-  int64_t SendHome(const Cpu& cpu, int64_t n);
+  // At least so many rows leave the device, or as many as can, those of the step under way if there are no others; up to so many
+  // of others. Gives how many.
+  int64_t SendHome(const Cpu& cpu, int64_t least, int64_t most);
   void Forget(size_t place);  // it is no longer on the device
   void CopyToDevice(const Cpu& cpu, const uint64_t* keys, int64_t n);
   void Refresh(const Cpu& cpu, const uint64_t* keys, int64_t n);  // what the host has for those that are on the device
