@@ -24,8 +24,8 @@ def named(dense: bool | Mapping[str, tf.Variable], model: Any) -> dict[str, tf.V
     """The variables that `dense` means, by the names that files have for them.
 
     Args:
-        dense: True: those of `model` that are no tables and of no optimizer, by the way from the model to each. Or
-            variables, by names of one's own.
+        dense: True: those of `model` that are no tables and of no optimizer, by the way from the model to each, or by
+            its number where there is none. Or variables, by names of one's own.
         model: a Keras model, a layer or a tf.Module.
 
     Raises:
@@ -44,19 +44,29 @@ def named(dense: bool | Mapping[str, tf.Variable], model: Any) -> dict[str, tf.V
             "`dense=True` is for a Keras model, a layer or a tf.Module as `variables_or_model`. Give the variables by "
             "names: dense={'name': variable}."
         )
-    variables = model.variables() if callable(model.variables) else model.variables
-    own = {id(_plain(variable)) for variable in variables}
-    objects, paths = ObjectGraphView(model).breadth_first_traversal()
+    # Keras 3 counts states of random generators among `variables`, and has no way to them.
+    variables = model.variables if isinstance(model, tf.Module) else getattr(model, "weights", model.variables)
+    variables = variables() if callable(variables) else variables
+    own = {id(_plain(one)): number for number, one in enumerate(v for v in variables if not is_embedding_variable(v))}
+    objects, paths = _WithoutOptimizers(model).breadth_first_traversal()
     found = {
         trackable_utils.object_path_to_string(paths[one]): _plain(one)
         for one in objects
         if isinstance(_plain(one), tf.Variable) and not is_embedding_variable(one) and id(_plain(one)) in own
     }
-    missing = own - {id(one) for one in found.values()} - {id(v) for v in variables if is_embedding_variable(v)}
-    if missing:
-        names = sorted(v.name for v in variables if id(_plain(v)) in missing)
-        raise ValueError(f"`dense=True` finds no way from the model to its variables {', '.join(map(repr, names))}.")
-    return found
+    for one in found.values():
+        own.pop(id(one), None)
+    # TensorFlow walks through no list of layers in a model of Keras 3.
+    rest = {id(_plain(one)): _plain(one) for one in variables}
+    return found | {f"variables/{number}": rest[one] for one, number in own.items()}
+
+
+class _WithoutOptimizers(ObjectGraphView):
+    """What a model has, without its optimizers: these may lead to its variables, too, and who serves has none."""
+
+    def children(self, obj: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        found = super().children(obj, *args, **kwargs)
+        return {name: child for name, child in found.items() if not hasattr(child, "apply_gradients")}
 
 
 def _plain(variable: Any) -> Any:
