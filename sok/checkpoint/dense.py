@@ -14,6 +14,7 @@ from tensorflow.python.checkpoint.graph_view import ObjectGraphView
 from tensorflow.python.trackable import trackable_utils
 
 from sok.base.errors import CheckpointError
+from sok.base.files import link_or_copy
 from sok.checkpoint.manifest import DenseFiles
 from sok.table.table import is_embedding_variable
 
@@ -102,7 +103,7 @@ def copy(folder: str, dense: DenseFiles, generation: str) -> DenseFiles:
     """The same for a save of another generation, which has the same values."""
     name = f"{generation}-dense"
     for end in _ENDS:
-        os.link(os.path.join(folder, dense.name + end), os.path.join(folder, name + end))
+        link_or_copy(os.path.join(folder, dense.name + end), os.path.join(folder, name + end))
     return DenseFiles(name, dense.variables, dense.bytes)
 
 

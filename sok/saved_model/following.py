@@ -16,6 +16,7 @@ from tensorflow.python.saved_model import fingerprinting_utils
 from sok.base import log
 from sok.base.errors import CheckpointError
 from sok.base.types import PathLike
+from sok.base.files import link_or_copy
 from sok.checkpoint.dense import Reader
 from sok.checkpoint.feed import Delta, links_after, pieces_of
 from sok.checkpoint.lease import seconds_since
@@ -141,10 +142,7 @@ class ExportFollower:
                 _copy(newest, partial)
                 _write_dense(newest, partial, told["dense"], self._path, manifest)
                 files.begin(links is None)
-                tables = [
-                    self._write_table(files, partial, table, manifest, links if links is not None else None)
-                    for table in told["tables"]
-                ]
+                tables = [self._write_table(files, partial, table, manifest, links) for table in told["tables"]]
                 files.finish()
                 _tell(partial, {**told, **files.told(), "tables": tables, "feed": feed})
                 fingerprinting_utils.write_fingerprint(partial)
@@ -180,9 +178,11 @@ class ExportFollower:
         if old.described.dim != table.dim or old.described.hashed != table.hashed:
             raise ValueError(f"Table '{name}' has other rows in {self._path} than in the export: export it anew.")
         is_lossy = old.described.row_dtype != tf.float32
-        is_full = links is None or files.is_full or ((is_lossy or files.is_remote) and table.placement.cuts_rows)
-        chosen = manifest.links if is_full else links
-        changes = gathered(self._pieces(list(chosen or ()), name), table.dim, None if is_full else old.rows_of)
+        new = list(links or ())
+        are_cut = any(link.table(name).placement.cuts_rows for link in new)
+        is_full = links is None or files.is_full or (are_cut and (is_lossy or files.is_remote))
+        chosen = list(manifest.links) if is_full else new
+        changes = gathered(self._pieces(chosen, name), table.dim, None if is_full else old.rows_of)
         rows, num_bytes = old.write(partial, changes, is_full)
         return {**about, "num_rows": rows, "num_bytes": num_bytes}
 
@@ -236,7 +236,7 @@ class FollowedFiles:
 
 
 def _copy(old: str, new: str) -> None:
-    """A SavedModel without variables and the files of tables. What does not change is linked."""
+    """A SavedModel without variables and the files of tables. What does not change is linked, where links can be."""
     os.makedirs(f"{new}/variables")
     os.makedirs(f"{new}/assets")
     for folder, _, names in os.walk(old):
@@ -246,7 +246,7 @@ def _copy(old: str, new: str) -> None:
             if is_new or name == "fingerprint.pb":
                 continue
             os.makedirs(os.path.join(new, inside), exist_ok=True)
-            os.link(os.path.join(folder, name), os.path.join(new, inside, name))
+            link_or_copy(os.path.join(folder, name), os.path.join(new, inside, name))
 
 
 def _write_dense(old: str, new: str, places: Mapping[str, str], feed: str, manifest: Manifest) -> None:
