@@ -35,8 +35,9 @@ def named(dense: bool | Mapping[str, tf.Variable], model: Any) -> dict[str, tf.V
     if isinstance(dense, Mapping):
         found = dict(dense)
         for name, variable in found.items():
-            if not isinstance(name, str) or not isinstance(_plain(variable), tf.Variable):
-                raise TypeError(f"`dense` must give a variable for each name. Received: {name!r}: {variable!r}.")
+            is_dense = isinstance(_plain(variable), tf.Variable) and not is_embedding_variable(variable)
+            if not isinstance(name, str) or not is_dense:
+                raise TypeError(f"`dense` must give a dense variable for each name. Received: {name!r}: {variable!r}.")
         return {name: _plain(variable) for name, variable in found.items()}
     if dense is not True:
         raise TypeError(f"`dense` must be a bool, or variables by their names. Received: {dense!r}.")
