@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from sok.base import _ops, log
-from sok.saved_model import erasing
+from sok.checkpoint.manifest import SavedTable
 from sok.saved_model.feed_changes import Changes
 from sok.saved_model.followed_file import FollowedFile
 from sok.saved_model.redis_place import RedisPlace, bits_of
@@ -57,12 +57,12 @@ class FollowedRedis:
                 self._store.begin()
             self.is_full = self.is_full or not self._store.is_readable(words["version"])
 
-    def table(self, name: str, has_keys: bool) -> FollowedRedisTable:
+    def table(self, name: str, has_keys: bool, saved: SavedTable) -> FollowedRedisTable:
         """The table of that name; `has_keys`: or else its one row is that of keys without rows."""
         if name not in self._tables:
             raise ValueError(f"the export has no file of table '{name}'.")
         assert self._store is not None and self._place is not None
-        return FollowedRedisTable(self._tables[name].of(has_keys), self._store, self._place)
+        return FollowedRedisTable(self._tables[name].of(has_keys, saved), self._store, self._place)
 
     def finish(self) -> None:
         """Publishes the version."""
@@ -143,7 +143,7 @@ class FollowedRedisTable:
         step = max(1, PIECE_BYTES // described.row_bytes)
         for begin in range(0, len(words), step):
             some = words[begin : begin + step]
-            values = narrowed(described.row_dtype, erasing.unseen_rows(described, some), described.name, begin)
+            values = narrowed(described.row_dtype, self._file.initial_rows(some), described.name, begin)
             writer.add_records(some, records_of(described, values["rows"], values.get("scales")))
 
 

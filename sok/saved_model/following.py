@@ -20,7 +20,7 @@ from sok.base.files import link_or_copy
 from sok.checkpoint.dense import Reader
 from sok.checkpoint.feed import Delta, links_after, pieces_of
 from sok.checkpoint.lease import seconds_since
-from sok.checkpoint.manifest import Link, Manifest, read_manifest, sync_folder
+from sok.checkpoint.manifest import Link, Manifest, SavedTable, read_manifest, sync_folder
 from sok.checkpoint.restoring import TRIES, is_superseded
 from sok.saved_model.erasing import description
 from sok.saved_model.feed_changes import gathered
@@ -174,7 +174,7 @@ class ExportFollower:
                 f"{self._path} holds no table '{name}', which the export has. It has {', '.join(manifest.names)}."
             )
         table = manifest.table(name)
-        old = files.table(name, bool(about["num_rows"]))
+        old = files.table(name, bool(about["num_rows"]), table)
         if old.described.dim != table.dim or old.described.hashed != table.hashed:
             raise ValueError(f"Table '{name}' has other rows in {self._path} than in the export: export it anew.")
         is_lossy = old.described.row_dtype != tf.float32
@@ -215,11 +215,11 @@ class FollowedFiles:
     def begin(self, is_full: bool) -> None:
         """Before tables are written."""
 
-    def table(self, name: str, has_keys: bool) -> FollowedFile:
+    def table(self, name: str, has_keys: bool, saved: SavedTable) -> FollowedFile:
         """The table of that name; `has_keys`: or else its one row is that of keys without rows."""
         if name not in self._tables:
             raise ValueError(f"{self._folder}: the export has no file of table '{name}'.")
-        return self._tables[name].of(has_keys)
+        return self._tables[name].of(has_keys, saved)
 
     def finish(self) -> None:
         """When all are written."""
