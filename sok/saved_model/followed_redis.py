@@ -98,6 +98,7 @@ class FollowedRedisTable:
         self.described: Description = file.described
 
     def rows_of(self, words: np.ndarray) -> np.ndarray:
+        self.num_rows = file.num_rows
         """Is not asked: where only some columns of rows change, all rows are read."""
         raise RuntimeError("rows in Redis are not read to follow a job")
 

@@ -175,8 +175,11 @@ class ExportFollower:
             )
         table = manifest.table(name)
         old = files.table(name, bool(about["num_rows"]), table)
-        if old.described.dim != table.dim or old.described.hashed != table.hashed:
-            raise ValueError(f"Table '{name}' has other rows in {self._path} than in the export: export it anew.")
+        here = (old.described.dim, old.described.key_dtype.name, old.described.hashed)
+        if here != (table.dim, table.key_dtype, table.hashed):
+            raise ValueError(
+                f"Table '{name}' has other rows or keys in {self._path} than in the export. Export it anew."
+            )
         is_lossy = old.described.row_dtype != tf.float32
         new = list(links or ())
         are_cut = any(link.table(name).placement.cuts_rows for link in new)
@@ -188,6 +191,11 @@ class ExportFollower:
 
     def _pieces(self, links: list[Link], name: str) -> Iterator[Delta]:
         for link in links:
+        if not table.hashed and len(changes.words) and changes.words[-1] >= old.num_rows:
+            raise ValueError(
+                f"Table '{name}' has key {changes.words[-1]} in {self._path}, and {old.num_rows} keys in the export. "
+                "Export it anew."
+            )
             yield from pieces_of(self._path, link, link.table(name))
 
     def _sweep(self, newest: int) -> None:
