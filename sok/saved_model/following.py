@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -15,8 +16,8 @@ from tensorflow.python.saved_model import fingerprinting_utils
 
 from sok.base import log
 from sok.base.errors import CheckpointError
-from sok.base.types import PathLike
 from sok.base.files import link_or_copy
+from sok.base.types import PathLike
 from sok.checkpoint.dense import Reader
 from sok.checkpoint.feed import Delta, links_after, pieces_of
 from sok.checkpoint.lease import seconds_since
@@ -27,6 +28,8 @@ from sok.saved_model.feed_changes import gathered
 from sok.saved_model.followed_file import FollowedFile
 from sok.saved_model.followed_redis import followed_redis
 from sok.table.options import whole_number
+
+_NUMBER, _PARTIAL = re.compile("[0-9]{1,18}"), re.compile(r"\.([0-9]{1,18})\.partial-[0-9]+")
 
 
 def follow_export(path: PathLike, exports: PathLike, *, max_to_keep: int | None = 3) -> ExportFollower:
@@ -147,8 +150,10 @@ class ExportFollower:
                 _tell(partial, {**told, **files.told(), "tables": tables, "feed": feed})
                 fingerprinting_utils.write_fingerprint(partial)
                 os.rename(partial, path)
-                sync_folder(self._exports)
-                files.placed()
+                try:
+                    sync_folder(self._exports)
+                finally:
+                    files.placed()
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
         self._feed = feed
@@ -157,13 +162,13 @@ class ExportFollower:
         return path
 
     def _newest(self) -> tuple[int, str]:
-        numbers = [int(name) for name in os.listdir(self._exports) if name.isdigit()]
+        numbers = {int(name): name for name in os.listdir(self._exports) if _NUMBER.fullmatch(name)}
         if not numbers:
             raise FileNotFoundError(
                 f"{self._exports}: no version to begin with. Export the model into {self._exports}/1 first: "
                 "sok.export_saved_model(model, ..., native=True)."
             )
-        return max(numbers), f"{self._exports}/{max(numbers)}"
+        return max(numbers), f"{self._exports}/{numbers[max(numbers)]}"
 
     def _write_table(
         self, files: Any, partial: str, about: Mapping[str, Any], manifest: Manifest, links: list[Link] | None
@@ -186,24 +191,25 @@ class ExportFollower:
         is_full = links is None or files.is_full or (are_cut and (is_lossy or files.is_remote))
         chosen = list(manifest.links) if is_full else new
         changes = gathered(self._pieces(chosen, name), table.dim, None if is_full else old.rows_of)
-        rows, num_bytes = old.write(partial, changes, is_full)
-        return {**about, "num_rows": rows, "num_bytes": num_bytes}
-
-    def _pieces(self, links: list[Link], name: str) -> Iterator[Delta]:
-        for link in links:
         if not table.hashed and len(changes.words) and changes.words[-1] >= old.num_rows:
             raise ValueError(
                 f"Table '{name}' has key {changes.words[-1]} in {self._path}, and {old.num_rows} keys in the export. "
                 "Export it anew."
             )
+        rows, num_bytes = old.write(partial, changes, is_full)
+        return {**about, "num_rows": rows, "num_bytes": num_bytes}
+
+    def _pieces(self, links: list[Link], name: str) -> Iterator[Delta]:
+        for link in links:
             yield from pieces_of(self._path, link, link.table(name))
 
     def _sweep(self, newest: int) -> None:
-        """Removes versions of its own that are too many."""
-        if self._max_to_keep is None:
-            return
+        """Removes versions of its own that are too many, and what others that were killed had begun."""
         for name in os.listdir(self._exports):
-            if not name.isdigit() or int(name) > newest - self._max_to_keep:
+            begun = _PARTIAL.fullmatch(name)
+            if begun is not None and int(begun[1]) <= newest:
+                shutil.rmtree(f"{self._exports}/{name}", ignore_errors=True)
+            if self._max_to_keep is None or not _NUMBER.fullmatch(name) or int(name) > newest - self._max_to_keep:
                 continue
             told = description(f"{self._exports}/{name}")
             if told is not None and "feed" in told:
