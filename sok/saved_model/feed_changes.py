@@ -27,8 +27,7 @@ def gathered(pieces: Iterable[Delta], dim: int, rows_before: Callable[[np.ndarra
         pieces: as `sok.deltas` gives them.
         dim: D.
         rows_before: of words [k] the rows [k, D] before all this, for keys of which only some columns have changed.
-        None:
-            there were none.
+            None: there were none.
     """
     by_column: dict[int, list[tuple[np.ndarray, np.ndarray, np.ndarray]]] = {}
     erased: list[tuple[np.ndarray, np.ndarray]] = []

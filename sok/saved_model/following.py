@@ -108,9 +108,9 @@ class ExportFollower:
         Raises:
             FileNotFoundError: there is no version to begin with.
             ValueError: it was exported otherwise, or by an older sok; tables or dense weights are not those of the
-            saves. CheckpointError, DamagedFileError, OSError, tf.errors.OpError: a file is damaged, or cannot be
-            written. Versions
-                that are there stay.
+                saves.
+            CheckpointError, DamagedFileError, OSError, tf.errors.OpError: a file is damaged, or cannot be written.
+                Versions that are there stay.
         """
         for left in reversed(range(TRIES)):
             try:
