@@ -55,7 +55,9 @@ class FollowedRedis:
             if self._store is None:
                 self._store = VersionStore(self._place)
                 self._store.begin()
-            self.is_full = self.is_full or not self._store.is_readable(words["version"])
+            self.is_full = self.is_full or not self._store.is_readable(
+                words["version"], int(words["table"]), int(words["bucket_bits"])
+            )
 
     def table(self, name: str, has_keys: bool, saved: SavedTable) -> FollowedRedisTable:
         """The table of that name; `has_keys`: or else its one row is that of keys without rows."""
@@ -96,9 +98,9 @@ class FollowedRedisTable:
     def __init__(self, file: FollowedFile, store: VersionStore, place: RedisPlace) -> None:
         self._file, self._store, self._place = file, store, place
         self.described: Description = file.described
+        self.num_rows = file.num_rows
 
     def rows_of(self, words: np.ndarray) -> np.ndarray:
-        self.num_rows = file.num_rows
         """Is not asked: where only some columns of rows change, all rows are read."""
         raise RuntimeError("rows in Redis are not read to follow a job")
 
