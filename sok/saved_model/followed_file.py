@@ -92,6 +92,10 @@ class FollowedFile:
         rows[is_there] = self._wide(self._records()[places[is_there]])
         return rows
 
+    def has_outgrown_its_place(self, num_rows: int) -> bool:
+        """Whether so many rows are better written anew: a file is, in any case."""
+        return False
+
     def write(self, folder: str, changes: Changes, is_full: bool) -> tuple[int, int]:
         """Writes the next file into the SavedModel in `folder`; gives its rows, 0 if no key has one, and bytes.
 

@@ -104,6 +104,11 @@ class FollowedRedisTable:
         """Is not asked: where only some columns of rows change, all rows are read."""
         raise RuntimeError("rows in Redis are not read to follow a job")
 
+    def has_outgrown_its_place(self, num_rows: int) -> bool:
+        """Whether so many rows need more buckets: Redis answers nobody else while it copies one."""
+        _, words = RedisPlace.of_source(self._file.source, {})
+        return self.described.hashed and bits_of(num_rows) > int(words["bucket_bits"]) + 1
+
     def write(self, folder: str, changes: Changes, is_full: bool) -> tuple[int, int]:
         """Writes the rows, and the file that says where they are; gives how many keys have one, and bytes."""
         described, file = self.described, self._file
@@ -111,7 +116,9 @@ class FollowedRedisTable:
         if described.hashed:
             is_full = is_full or not file.has_keys
         row_bytes = described.row_bytes + _KEY_BYTES + _CRC_BYTES
-        expected = file.num_rows + len(changes.words) if described.hashed else file.num_rows
+        expected = file.num_rows
+        if described.hashed:
+            expected = len(changes.words) + (0 if is_full else file.num_rows)
         bits = bits_of(expected) if is_full else int(words["bucket_bits"])
         number = self._store.add_table(bits, expected * (row_bytes + OVERHEAD_BYTES))
         identity = ""

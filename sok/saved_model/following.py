@@ -190,6 +190,7 @@ class ExportFollower:
         are_cut = any(link.table(name).placement.cuts_rows for link in new)
         is_full = links is None or files.is_full or (are_cut and (is_lossy or files.is_remote))
         chosen = list(manifest.links) if is_full else new
+        is_full = is_full or old.has_outgrown_its_place(table.rows)
         changes = gathered(self._pieces(chosen, name), table.dim, None if is_full else old.rows_of)
         if not table.hashed and len(changes.words) and changes.words[-1] >= old.num_rows:
             raise ValueError(

@@ -27,8 +27,6 @@ STEPS = {
 REDIS_STEPS = {
     "when it is begun": (redis_store.VersionStore, "begin", "after"),
     "after a copy": (redis_store.VersionStore, "copy", "after"),
-    "after rows": (redis_store.VersionStore, "write", "after"),
-    "before it is published": (redis_store.VersionStore, "publish", "before"),
     "before it is renamed": (os, "rename", "before"),
     "after it is renamed": (os, "rename", "after"),
     "in the middle of retiring": (redis_store.VersionStore, "_of_all_buckets", "before"),
