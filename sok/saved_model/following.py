@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import secrets
 import shutil
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -29,7 +30,7 @@ from sok.saved_model.followed_file import FollowedFile
 from sok.saved_model.followed_redis import followed_redis
 from sok.table.options import whole_number
 
-_NUMBER, _PARTIAL = re.compile("[0-9]{1,18}"), re.compile(r"\.([0-9]{1,18})\.partial-[0-9]+")
+_NUMBER, _PARTIAL = re.compile("[0-9]{1,18}"), re.compile(r"\.([0-9]{1,18})\.partial-[0-9]+-[0-9a-f]+")
 
 
 def follow_export(path: PathLike, exports: PathLike, *, max_to_keep: int | None = 3) -> ExportFollower:
@@ -136,8 +137,8 @@ class ExportFollower:
         links = None if self._feed is None else links_after(manifest, self._feed["generation"])
         if links == []:
             return None
-        path, partial = f"{self._exports}/{number + 1}", f"{self._exports}/.{number + 1}.partial-{os.getpid()}"
-        shutil.rmtree(partial, ignore_errors=True)
+        path = f"{self._exports}/{number + 1}"
+        partial = f"{self._exports}/.{number + 1}.partial-{os.getpid()}-{secrets.token_hex(4)}"
         feed = {"generation": manifest.generation, "created": manifest.created}
         files = followed_redis(newest, told) or FollowedFiles(newest)
         with contextlib.closing(files):
@@ -189,8 +190,8 @@ class ExportFollower:
         new = list(links or ())
         are_cut = any(link.table(name).placement.cuts_rows for link in new)
         is_full = links is None or files.is_full or (are_cut and (is_lossy or files.is_remote))
-        chosen = list(manifest.links) if is_full else new
         is_full = is_full or old.has_outgrown_its_place(table.rows)
+        chosen = list(manifest.links) if is_full else new
         changes = gathered(self._pieces(chosen, name), table.dim, None if is_full else old.rows_of)
         if not table.hashed and len(changes.words) and changes.words[-1] >= old.num_rows:
             raise ValueError(

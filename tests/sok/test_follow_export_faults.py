@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import threading
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -273,7 +274,7 @@ def test_a_number_that_somebody_else_takes_meanwhile_stays_theirs(here, monkeypa
 
 
 def test_names_that_are_no_numbers_are_left_alone(here):
-    for name in ("²", "best", "2.partial", ".2.partial-1", "-3", "1e3"):
+    for name in ("²", "best", "2.partial", ".2.partial-1-ab", "-3", "1e3"):
         (here / "exports" / name).mkdir()
     (here / "exports" / "1").rename(here / "exports" / "0007")
     assert follower(here, max_to_keep=1).poll() == str(here / "exports" / "8")
@@ -339,6 +340,53 @@ def test_a_save_that_comes_meanwhile_is_waited_for_or_read(here, model, monkeypa
     saves[:] = []
     with pytest.raises(ERRORS):
         follower(here).poll()
+
+
+def test_two_followers_of_one_folder_spoil_nothing(here):
+    results, barrier = [], threading.Barrier(2)
+
+    def polls():
+        barrier.wait()
+        try:
+            results.append(follower(here).poll())
+        except OSError as error:  # the other one was first
+            results.append(error.errno)
+
+    threads = [threading.Thread(target=polls) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert str(here / "exports" / "2") in results and set(results) <= {
+        str(here / "exports" / "2"),
+        None,
+        errno.ENOTEMPTY,
+        errno.EEXIST,
+        errno.ENOENT,
+    }
+    assert names(here) == ["1", "2"]
+    assert_same_export(here / "exports" / "2", here / "fresh")
+
+
+def test_keys_that_are_erased_everywhere_do_not_come_back(tmp_path):
+    table = new_table("forgotten")
+    model = Served(table)
+    table.assign([1, 2], np.ones([2, DIM]))
+    publisher = sok.Publisher(tmp_path / "feed", model)
+    publisher.publish()
+    export(model, tmp_path / "exports" / "1")
+    one = sok.follow_export(tmp_path / "feed", tmp_path / "exports", max_to_keep=1)
+    version = one.poll()
+    report = sok.erase(table, [1], checkpoints=[tmp_path / "feed"], exports=[tmp_path / "exports" / "1", version])
+    assert report.is_complete, report
+    assert_same_export(version, export(model, tmp_path / "fresh"))
+    for _ in range(2):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # all rows are written
+            publisher.publish()
+        version = one.poll()
+    assert_same_export(version, tmp_path / "fresh")
+    assert sok.erase(["forgotten"], [1], checkpoints=[tmp_path / "feed"], exports=[version]).nowhere == (1,)
 
 
 def test_threads_may_serve_what_another_one_follows(here):
