@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -227,6 +228,11 @@ def test_a_manifest_without_weights_is_what_it_was(tmp_path):
     assert manifest.to_bytes(read_manifest(tmp_path)) == data
     members = ["world_size", "created", "tables", "optimizers", "checksum"]
     assert list(body)[4:] == members  # as the sok before wrote them
+
+
+def test_a_manifest_of_an_older_sok_is_read():
+    for file in (Path(__file__).resolve().parents[1] / "data").rglob("manifest.json"):
+        assert read_manifest(file.parent).dense is None
 
 
 def damaged(folder, change):
