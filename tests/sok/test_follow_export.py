@@ -71,7 +71,7 @@ OPERATIONS = st.one_of(
 )
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(program=st.lists(OPERATIONS, max_size=12))
 def test_the_newest_version_is_the_export_of_the_same_instant(tmp_path_factory, program):
     scratch = tmp_path_factory.mktemp("program")

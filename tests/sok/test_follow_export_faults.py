@@ -349,21 +349,15 @@ def test_two_followers_of_one_folder_spoil_nothing(here):
         barrier.wait()
         try:
             results.append(follower(here).poll())
-        except OSError as error:  # the other one was first
-            results.append(error.errno)
+        except (OSError, RuntimeError, tf.errors.OpError):  # the other one was first, and has swept
+            results.append(None)
 
     threads = [threading.Thread(target=polls) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert str(here / "exports" / "2") in results and set(results) <= {
-        str(here / "exports" / "2"),
-        None,
-        errno.ENOTEMPTY,
-        errno.EEXIST,
-        errno.ENOENT,
-    }
+    assert str(here / "exports" / "2") in results and set(results) <= {str(here / "exports" / "2"), None}
     assert names(here) == ["1", "2"]
     assert_same_export(here / "exports" / "2", here / "fresh")
 

@@ -101,7 +101,7 @@ OPERATIONS = st.one_of(
 )
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(program=st.lists(OPERATIONS, max_size=10))
 def test_versions_in_redis_answer_as_those_in_files(server, tmp_path_factory, program):
     folder = tmp_path_factory.mktemp("program")
@@ -179,14 +179,17 @@ def test_a_table_that_grows_has_more_buckets(server, tmp_path, monkeypatch):
 def test_older_versions_are_readable_until_their_grace_is_over(server, tmp_path):
     table = new_table("graceful")
     table.assign([1], [[1.0] * DIM])
-    both = Both(tmp_path, url(server, "graceful", grace_seconds=3), Served(table))
+    both = Both(tmp_path, url(server, "graceful", grace_seconds=5), Served(table))
     begun = time.monotonic()
     for value in (2.0, 3.0):
         table.assign([1], [[value] * DIM])
         both.publisher.publish()
         both.poll([[1, 2]])
-    values = [answers(tmp_path / "redis" / n, [[1]])["rows_0"][0, 0, 0] for n in "123"]
-    assert values == [1.0, 2.0, 3.0] or time.monotonic() > begun + 2.5
+    try:
+        values = [answers(tmp_path / "redis" / n, [[1]])["rows_0"][0, 0, 0] for n in "123"]
+        assert values == [1.0, 2.0, 3.0]
+    except tf.errors.OpError:  # on a machine that has other things to do
+        assert time.monotonic() > begun + 4.5
     redis_servers.until(lambda: with_rows(server, "graceful") == {3}, 10, "older versions are gone")
     assert_same_answers(tmp_path / "redis" / "3", tmp_path / "files" / "3", [[1, 2]])
     # A copy of what was to go soon stays.
