@@ -40,6 +40,8 @@ set(SOK_CUDA_HOST_SOURCES
   cuda/device_memory.cc
   cuda/device_store.cc
   cuda/device_tier.cc
+  cuda/device_tier_held.cc
+  cuda/device_tier_store.cc
   cuda/held_rows.cc
   cuda/home_device.cc
   cuda/records_to_host.cc

@@ -9,8 +9,8 @@
 #include <utility>
 
 #include "detail/check.h"
+#include "detail/device_store_call.h"
 #include "detail/held_rows.h"
-#include "detail/home_device.h"
 #include "detail/records_to_host.h"
 #include "detail/scratch.h"
 #include "detail/slot_set.h"
@@ -42,39 +42,6 @@ class Whole {
 int64_t SlotsOf(const State& state, const State::SlotSet& set) { return set.rule.slot_floats(state.config.dim); }
 
 }  // namespace
-
-struct DeviceStore::Stream {
-  HomeDevice home;
-  Stream() { SOK_CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking)); }
-  ~Stream() {
-    const HomeDevice::Visit visit(home);
-    Ignore(cudaStreamDestroy(stream));
-  }
-
-  std::mutex mutex;
-  cudaStream_t stream = nullptr;
-};
-
-class DeviceStore::Call {
- public:
-  explicit Call(const DeviceStore& store)
-      : lock_(store.stream_->mutex),
-        visit_(store.stream_->home),
-        cuda{store.stream_->stream},
-        state(*store.table_->state()),
-        scratch(cuda),
-        stage(cuda) {}
-
- private:
-  const std::lock_guard<std::mutex> lock_;
-  const HomeDevice::Visit visit_;
-
- public:
-  const Cuda cuda;
-  State& state;
-  StreamScratch scratch;
-  StreamScratch stage;  // of rows on their way
-};
 
 // Those of some keys that are this rank's, and the rows that were made for them.
 struct DeviceStore::Placed {

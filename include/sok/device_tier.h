@@ -118,7 +118,8 @@ class DeviceTier final : public TableStore {
   DeviceTier(std::unique_ptr<EmbeddingTable> host, int64_t rows_at_a_time, std::unique_ptr<DeviceAllocator> owner);
 
   // All below expect mutex_ to be held. Those that are const change no answer.
-  static std::vector<std::unique_lock<std::mutex>> LockAll(const std::vector<DeviceTier*>& tiers);
+  // In one order for all threads, in which `tiers` is then, each once.
+  static std::vector<std::unique_lock<std::mutex>> LockAll(std::vector<DeviceTier*>* tiers);
   void Tell() const;  // throws what the end of a step has heard of an update
   void WriteHome(const Cpu& cpu) const;
   // The device's rows of keys that have none any more go. What cannot be done now is done by the next call.

@@ -14,6 +14,7 @@ from tensorflow.python.checkpoint.graph_view import ObjectGraphView
 from tensorflow.python.trackable import trackable_utils
 
 from sok.base.errors import CheckpointError
+from sok.base.files import link_or_copy
 from sok.checkpoint.manifest import DenseFiles
 from sok.table.table import is_embedding_variable
 
@@ -24,8 +25,8 @@ def named(dense: bool | Mapping[str, tf.Variable], model: Any) -> dict[str, tf.V
     """The variables that `dense` means, by the names that files have for them.
 
     Args:
-        dense: True: those of `model` that are no tables and of no optimizer, by the way from the model to each. Or
-            variables, by names of one's own.
+        dense: True: those of `model` that are no tables and of no optimizer, by the way from the model to each, or by
+            its number where there is none. Or variables, by names of one's own.
         model: a Keras model, a layer or a tf.Module.
 
     Raises:
@@ -34,8 +35,9 @@ def named(dense: bool | Mapping[str, tf.Variable], model: Any) -> dict[str, tf.V
     if isinstance(dense, Mapping):
         found = dict(dense)
         for name, variable in found.items():
-            if not isinstance(name, str) or not isinstance(_plain(variable), tf.Variable):
-                raise TypeError(f"`dense` must give a variable for each name. Received: {name!r}: {variable!r}.")
+            is_dense = isinstance(_plain(variable), tf.Variable) and not is_embedding_variable(variable)
+            if not isinstance(name, str) or not is_dense:
+                raise TypeError(f"`dense` must give a dense variable for each name. Received: {name!r}: {variable!r}.")
         return {name: _plain(variable) for name, variable in found.items()}
     if dense is not True:
         raise TypeError(f"`dense` must be a bool, or variables by their names. Received: {dense!r}.")
@@ -44,19 +46,29 @@ def named(dense: bool | Mapping[str, tf.Variable], model: Any) -> dict[str, tf.V
             "`dense=True` is for a Keras model, a layer or a tf.Module as `variables_or_model`. Give the variables by "
             "names: dense={'name': variable}."
         )
-    variables = model.variables() if callable(model.variables) else model.variables
-    own = {id(_plain(variable)) for variable in variables}
-    objects, paths = ObjectGraphView(model).breadth_first_traversal()
+    # Keras 3 counts states of random generators among `variables`, and has no way to them.
+    variables = model.variables if isinstance(model, tf.Module) else getattr(model, "weights", model.variables)
+    variables = variables() if callable(variables) else variables
+    own = {id(_plain(one)): number for number, one in enumerate(v for v in variables if not is_embedding_variable(v))}
+    objects, paths = _WithoutOptimizers(model).breadth_first_traversal()
     found = {
         trackable_utils.object_path_to_string(paths[one]): _plain(one)
         for one in objects
         if isinstance(_plain(one), tf.Variable) and not is_embedding_variable(one) and id(_plain(one)) in own
     }
-    missing = own - {id(one) for one in found.values()} - {id(v) for v in variables if is_embedding_variable(v)}
-    if missing:
-        names = sorted(v.name for v in variables if id(_plain(v)) in missing)
-        raise ValueError(f"`dense=True` finds no way from the model to its variables {', '.join(map(repr, names))}.")
-    return found
+    for one in found.values():
+        own.pop(id(one), None)
+    # TensorFlow walks through no list of layers in a model of Keras 3.
+    rest = {id(_plain(one)): _plain(one) for one in variables}
+    return found | {f"variables/{number}": rest[one] for one, number in own.items()}
+
+
+class _WithoutOptimizers(ObjectGraphView):
+    """What a model has, without its optimizers: these may lead to its variables, too, and who serves has none."""
+
+    def children(self, obj: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        found = super().children(obj, *args, **kwargs)
+        return {name: child for name, child in found.items() if not hasattr(child, "apply_gradients")}
 
 
 def _plain(variable: Any) -> Any:
@@ -92,7 +104,7 @@ def copy(folder: str, dense: DenseFiles, generation: str) -> DenseFiles:
     """The same for a save of another generation, which has the same values."""
     name = f"{generation}-dense"
     for end in _ENDS:
-        os.link(os.path.join(folder, dense.name + end), os.path.join(folder, name + end))
+        link_or_copy(os.path.join(folder, dense.name + end), os.path.join(folder, name + end))
     return DenseFiles(name, dense.variables, dense.bytes)
 
 

@@ -180,6 +180,7 @@ class Follower:
         self._dense = {} if dense is False else named(dense, variables_or_model)
         self._writer = None if log_dir is None else tf.summary.create_file_writer(os.fspath(log_dir))
         self._lock = ReadersAndWriter()
+        self._is_changing = False  # and this poll keeps readers out
         self._created: str | None = None
         self._generation: str | None = None
         self._seen: tuple[int, ...] | None = None  # the manifest, if all that it lists is applied; rank 0 looks
@@ -201,7 +202,8 @@ class Follower:
         """Inside, all rows and dense weights are those of one save.
 
         `poll` waits for who reads, and who wants to read for a `poll` that has begun to change something. For threads
-        that serve while another one polls. Do not poll inside.
+        that serve while another one polls. Do not poll inside. After a `poll` that has raised an error in the middle of
+        its changes they may be of two saves, until the next one that raises none.
 
         Example:
             >>> import sok, tempfile
@@ -225,17 +227,18 @@ class Follower:
             delta the next `poll` reads the whole checkpoint.
         """
         transport = job_of(self._tables.values()).transport
-        for left in reversed(range(TRIES)):
-            has_changed = self._poll_once(transport, is_last=left == 0)
-            if has_changed is not None:
-                break
+        with contextlib.ExitStack() as changing:  # once something has changed, nobody reads before all has
+            for left in reversed(range(TRIES)):
+                has_changed = self._poll_once(transport, changing, is_last=left == 0)
+                if has_changed is not None:
+                    break
         if self._writer is not None and self.lag is not None and self._generation is not None and transport.rank == 0:
             with self._writer.as_default():
                 tf.summary.scalar("feed/lag_seconds", self.lag, step=int(self._generation[1:].partition("-")[0]))
             self._writer.flush()
         return bool(has_changed)
 
-    def _poll_once(self, transport: Transport, is_last: bool) -> bool | None:
+    def _poll_once(self, transport: Transport, changing: contextlib.ExitStack, is_last: bool) -> bool | None:
         """As `poll`; None if another checkpoint took the place of the one that was being read."""
         seen: tuple[int, ...] | None = None
 
@@ -284,21 +287,33 @@ class Follower:
 
         if not all(together(transport, "sok/follow/prepare", prepare)):
             return None
-        with self._lock.writing():
-            if newer is None:
-                restored = restore(self._path, self._tables, (), slots=self._slots, _give_generation=True)
-                if restored != manifest.generation and self._dense:
-                    return None  # the rows are of a newer save
-            elif not all(together(transport, "sok/follow/apply", apply)):
+        if not self._is_changing:
+            changing.enter_context(self._changing())
+        if newer is None:
+            restored = restore(self._path, self._tables, (), slots=self._slots, _give_generation=True)
+            if restored != manifest.generation and self._dense:  # the rows are of a newer save
+                if is_last:
+                    raise CheckpointError(f"{self._path}: saves take each other's place faster than they can be read.")
                 return None
-            else:
-                restored = manifest.generation
-            for name, value in values.items():
-                self._dense[name].assign(value)
+        elif not all(together(transport, "sok/follow/apply", apply)):
+            return None
+        else:
+            restored = manifest.generation
+        for name, value in values.items():
+            self._dense[name].assign(value)
         self._generation, self._created = restored, manifest.created
         if newer is not None:
             self._seen = seen
         return restored != known
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        with self._lock.writing():
+            self._is_changing = True
+            try:
+                yield
+            finally:
+                self._is_changing = False
 
     def _dense_of(self, manifest: Manifest) -> dict[str, tf.Tensor]:
         if not self._dense:

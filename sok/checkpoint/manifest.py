@@ -28,7 +28,8 @@ NAME = "manifest.json"
 # A generation begins with its number: that of the one before, plus one.
 GENERATION = re.compile(r"g[0-9]{6,}-[0-9a-f]{8}")
 SHARD_NAME = re.compile(r"(g[0-9]{6,}-[0-9a-f]{8})-t[0-9]{4,}-r[0-9]{4,}\.shard")
-DENSE_NAME = re.compile(r"(g[0-9]{6,}-[0-9a-f]{8})-dense\.(?:index|data-[0-9]{5}-of-[0-9]{5})")
+# Those of dense weights, and what TensorFlow calls them until they are whole.
+DENSE_NAME = re.compile(r"(g[0-9]{6,}-[0-9a-f]{8})-dense\.(?:index|data-[0-9]{5}-of-[0-9]{5})(?:\.tempstate[0-9]+)?")
 
 _MAX_BYTES = 1 << 28  # a million shards
 

@@ -16,7 +16,7 @@ from sok.job import context
 from sok.job.agreement import check_equal, together
 from sok.table.options import whole_number
 
-_FIRST_LOOK = 1  # steps, after which the first guess of their time is made
+_FIRST_LOOK = 1  # steps, after which the first guess of their time is made; where it is too long, the next is soon
 _MOST_STEPS = 1 << 20  # to the next look
 
 
@@ -26,8 +26,7 @@ class Publisher:
 
     Args:
         path: the folder, for this job alone: `sok.save` writes there, with `incremental=True` and `dense`. Others read
-        it by
-            `sok.follow`, `sok.deltas` and `sok.follow_export`.
+            it by `sok.follow`, `sok.deltas` and `sok.follow_export`.
         variables_or_model: as for `sok.save`.
         every_steps, every_seconds: how often `step` publishes. One of them, or neither: `publish` alone does.
         dense: as for `sok.save`.
@@ -67,7 +66,8 @@ class Publisher:
             raise ValueError("Give `every_steps` or `every_seconds`, not both.")
         if every_steps is not None:
             whole_number("every_steps", every_steps)
-        if every_seconds is not None and not (isinstance(every_seconds, (int, float)) and 0 < every_seconds < 1e9):
+        is_number = isinstance(every_seconds, (int, float)) and not isinstance(every_seconds, bool)
+        if every_seconds is not None and not (is_number and 0 < every_seconds < 1e9):
             raise ValueError(f"`every_seconds` must be a positive number. Received: {every_seconds!r}.")
         said = together(context.get_transport(), "sok/publisher/make", lambda: [every_steps, every_seconds])
         check_equal(said, "sok.Publisher: [every_steps, every_seconds]")
@@ -82,8 +82,7 @@ class Publisher:
         """To be called on all workers after each step. Publishes if it is time to, and says whether it did.
 
         With `every_seconds` worker 0 guesses from time to time in how many steps that is, so that steps in between need
-        no
-        collective: what is published may be some steps late.
+        no collective: what is published may be some steps late, and more where steps take longer than those before.
 
         Raises:
             as `sok.save`.

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import glob
 import json
 import os
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,11 +16,11 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.saved_model import fingerprinting_utils
 
+from sok.base import _ops
 from sok.checkpoint.erasing import Record, Wanted
 from sok.checkpoint.manifest import sync_folder
 from sok.checkpoint.shard_blocks import among, keys_of
 from sok.saved_model.checkpoint import PiecewiseCheckpoint, sweep
-from sok.saved_model.initial_rows import initial_rows
 from sok.saved_model.rows import PIECE_BYTES, narrowed
 from sok.saved_model.serving_file import (
     KINDS,
@@ -196,12 +198,18 @@ def _rows_in(name: str, head: Head, table: Description, begin: int, n: int) -> t
 
 
 def unseen_rows(table: Description, words: np.ndarray) -> np.ndarray:
-    """What keys without a row read as [n, D] float32."""
+    """What keys without a row read as [n, D] float32: bit for bit what servers make of them."""
     if isinstance(table.unseen, np.ndarray):
         return np.tile(table.unseen, [len(words), 1])
-    with tf.init_scope():
-        seed = tf.constant(np.uint64(table.seed).astype(np.int64))
-        return initial_rows(table.unseen, seed, tf.constant(words.astype(np.int64)), table.dim).numpy()
+    without_rows = dataclasses.replace(table, row_dtype=tf.float32, key_dtype=tf.uint64, hashed=True, source="")
+    ops = _ops.serving_lib()
+    with tempfile.TemporaryDirectory(prefix="sok_unseen_") as folder, tf.init_scope(), tf.device("/CPU:0"):
+        path = os.path.join(folder, "table.sok")
+        with contextlib.closing(ServingFile(path, without_rows, np.zeros(0, np.uint64), 0)) as file:
+            file.finish()
+        handle = ops.sok_serving_table(shared_name="unseen", anonymous=True)
+        ops.sok_serving_open(handle, path)
+        return ops.sok_serving_lookup(handle, tf.constant(words), dim=table.dim).numpy()
 
 
 def _tell(path: str, told: dict[str, Any], sizes: Mapping[str, tuple[int, int]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -27,10 +28,9 @@ def gathered(pieces: Iterable[Delta], dim: int, rows_before: Callable[[np.ndarra
         pieces: as `sok.deltas` gives them.
         dim: D.
         rows_before: of words [k] the rows [k, D] before all this, for keys of which only some columns have changed.
-        None:
-            there were none.
+            None: there were none.
     """
-    by_column: dict[int, list[tuple[np.ndarray, np.ndarray, np.ndarray]]] = {}
+    written: list[tuple[int, np.ndarray, np.ndarray, np.ndarray]] = []
     erased: list[tuple[np.ndarray, np.ndarray]] = []
     at = 0  # events in order
     for piece in pieces:
@@ -42,10 +42,10 @@ def gathered(pieces: Iterable[Delta], dim: int, rows_before: Callable[[np.ndarra
             if rows is None:
                 erased.append((words, order))
             else:
-                by_column.setdefault(piece.first_column, []).append((words, order, rows))
+                written.append((piece.first_column, words, order, rows))
     gone, gone_at = _last(erased)
     found: list[tuple[int, np.ndarray, np.ndarray, np.ndarray]] = []
-    for first, events in by_column.items():
+    for first, events in _by_columns(written).items():
         words, when, rows = _last(events)
         found.append((first, words, when, rows))
     words = np.unique(np.concatenate([np.zeros(0, np.uint64), *(one for _, one, _, _ in found)]))
@@ -77,6 +77,19 @@ def gathered(pieces: Iterable[Delta], dim: int, rows_before: Callable[[np.ndarra
             before[is_there, first : first + rows.shape[1]] = rows[places[is_there]]
         table[missing] = before
     return Changes(words, table, erased_words)
+
+
+def _by_columns(
+    written: Sequence[tuple[int, np.ndarray, np.ndarray, np.ndarray]],
+) -> dict[int, list[tuple[np.ndarray, np.ndarray, np.ndarray]]]:
+    """What was written, by the first of the columns that every piece has together or not at all."""
+    edges = sorted({edge for first, _, _, rows in written for edge in (first, first + rows.shape[1])})
+    found: dict[int, list[tuple[np.ndarray, np.ndarray, np.ndarray]]] = {}
+    for first, words, order, rows in written:
+        for begin, end in itertools.pairwise(edges):
+            if first <= begin and end <= first + rows.shape[1]:
+                found.setdefault(begin, []).append((words, order, rows[:, begin - first : end - first]))
+    return found
 
 
 def wide(keys: np.ndarray) -> np.ndarray:

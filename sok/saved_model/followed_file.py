@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import glob
 import os
 from collections.abc import Iterable, Iterator
@@ -10,10 +11,12 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import tensorflow as tf
 
+from sok.checkpoint.manifest import SavedTable
 from sok.saved_model import erasing
 from sok.saved_model.feed_changes import Changes
 from sok.saved_model.rows import PIECE_BYTES, narrowed
 from sok.saved_model.serving_file import (
+    KINDS,
     Description,
     ServingFile,
     mixed_keys,
@@ -23,6 +26,7 @@ from sok.saved_model.serving_file import (
     unmixed_keys,
     verify_file,
 )
+from sok.table.initializers import InitializerSpec
 
 
 class FollowedFile:
@@ -38,6 +42,7 @@ class FollowedFile:
         self.source = read_source(path, self._head)
         self.has_keys = has_keys
         self.num_rows = self._head.num_rows
+        self._saved: SavedTable | None = None
 
     @staticmethod
     def all_in(folder: str) -> dict[str, FollowedFile]:
@@ -45,10 +50,28 @@ class FollowedFile:
         found = (FollowedFile(path) for path in sorted(glob.glob(f"{glob.escape(folder)}/assets/*.sok")))
         return {one.described.name: one for one in found}
 
-    def of(self, has_keys: bool) -> FollowedFile:
-        """The same; without keys, its one row is that of keys without rows."""
-        self.has_keys = has_keys
+    def of(self, has_keys: bool, saved: SavedTable) -> FollowedFile:
+        """The same; without keys, its one row is that of keys without rows. saved: what the job says of the table."""
+        self.has_keys, self._saved = has_keys, saved
         return self
+
+    def initial_rows(self, words: np.ndarray) -> np.ndarray:
+        """The rows [n, D] of keys that nobody has trained: of an identity table, whatever keys without rows read as.
+
+        Raises:
+            ValueError: neither the file nor the job says how they are made.
+        """
+        described, saved = self.described, self._saved
+        if saved is None or described.hashed or isinstance(described.unseen, InitializerSpec):
+            return erasing.unseen_rows(described, words)
+        kind, a, b = (saved.initializer[name] for name in ("kind", "a", "b"))
+        if kind not in KINDS or kind == "bank":
+            raise ValueError(
+                f"Table '{described.name}' has a row for each of its keys, which an initializer of kind {kind!r} has "
+                "made; an export with `default` does not hold it. Export it with default='initial'."
+            )
+        unseen = np.full(described.dim, a, np.float32) if kind == "constant" else InitializerSpec(kind, a, b)
+        return erasing.unseen_rows(dataclasses.replace(described, unseen=unseen, seed=saved.seed), words)
 
     @property
     def file_name(self) -> str:
@@ -68,6 +91,10 @@ class FollowedFile:
             places = np.where(is_there, words, 0).astype(np.int64)
         rows[is_there] = self._wide(self._records()[places[is_there]])
         return rows
+
+    def has_outgrown_its_place(self, num_rows: int) -> bool:
+        """Whether so many rows are better written anew: a file is, in any case."""
+        return False
 
     def write(self, folder: str, changes: Changes, is_full: bool) -> tuple[int, int]:
         """Writes the next file into the SavedModel in `folder`; gives its rows, 0 if no key has one, and bytes.
@@ -120,7 +147,7 @@ class FollowedFile:
                 out = np.array(stored[begin:end])
                 again = np.arange(begin, end, dtype=np.uint64) if is_full else _within(fresh, begin, end)
                 if len(again):
-                    values = narrowed(described.row_dtype, erasing.unseen_rows(described, again), described.name, 0)
+                    values = narrowed(described.row_dtype, self.initial_rows(again), described.name, 0)
                     made = records_of(described, values["rows"], values.get("scales"))
                     out[(again - np.uint64(begin)).astype(np.int64)] = made
                 here = _within(changes.words, begin, end)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from sok.base import _ops, log
-from sok.saved_model import erasing
+from sok.checkpoint.manifest import SavedTable
 from sok.saved_model.feed_changes import Changes
 from sok.saved_model.followed_file import FollowedFile
 from sok.saved_model.redis_place import RedisPlace, bits_of
@@ -55,14 +55,16 @@ class FollowedRedis:
             if self._store is None:
                 self._store = VersionStore(self._place)
                 self._store.begin()
-            self.is_full = self.is_full or not self._store.is_readable(words["version"])
+            self.is_full = self.is_full or not self._store.is_readable(
+                words["version"], int(words["table"]), int(words["bucket_bits"])
+            )
 
-    def table(self, name: str, has_keys: bool) -> FollowedRedisTable:
+    def table(self, name: str, has_keys: bool, saved: SavedTable) -> FollowedRedisTable:
         """The table of that name; `has_keys`: or else its one row is that of keys without rows."""
         if name not in self._tables:
             raise ValueError(f"the export has no file of table '{name}'.")
         assert self._store is not None and self._place is not None
-        return FollowedRedisTable(self._tables[name].of(has_keys), self._store, self._place)
+        return FollowedRedisTable(self._tables[name].of(has_keys, saved), self._store, self._place)
 
     def finish(self) -> None:
         """Publishes the version."""
@@ -96,10 +98,16 @@ class FollowedRedisTable:
     def __init__(self, file: FollowedFile, store: VersionStore, place: RedisPlace) -> None:
         self._file, self._store, self._place = file, store, place
         self.described: Description = file.described
+        self.num_rows = file.num_rows
 
     def rows_of(self, words: np.ndarray) -> np.ndarray:
         """Is not asked: where only some columns of rows change, all rows are read."""
         raise RuntimeError("rows in Redis are not read to follow a job")
+
+    def has_outgrown_its_place(self, num_rows: int) -> bool:
+        """Whether so many rows need more buckets: Redis answers nobody else while it copies one."""
+        _, words = RedisPlace.of_source(self._file.source, {})
+        return self.described.hashed and bits_of(num_rows) > int(words["bucket_bits"]) + 1
 
     def write(self, folder: str, changes: Changes, is_full: bool) -> tuple[int, int]:
         """Writes the rows, and the file that says where they are; gives how many keys have one, and bytes."""
@@ -108,7 +116,9 @@ class FollowedRedisTable:
         if described.hashed:
             is_full = is_full or not file.has_keys
         row_bytes = described.row_bytes + _KEY_BYTES + _CRC_BYTES
-        expected = file.num_rows + len(changes.words) if described.hashed else file.num_rows
+        expected = file.num_rows
+        if described.hashed:
+            expected = len(changes.words) + (0 if is_full else file.num_rows)
         bits = bits_of(expected) if is_full else int(words["bucket_bits"])
         number = self._store.add_table(bits, expected * (row_bytes + OVERHEAD_BYTES))
         identity = ""
@@ -143,7 +153,7 @@ class FollowedRedisTable:
         step = max(1, PIECE_BYTES // described.row_bytes)
         for begin in range(0, len(words), step):
             some = words[begin : begin + step]
-            values = narrowed(described.row_dtype, erasing.unseen_rows(described, some), described.name, begin)
+            values = narrowed(described.row_dtype, self._file.initial_rows(some), described.name, begin)
             writer.add_records(some, records_of(described, values["rows"], values.get("scales")))
 
 

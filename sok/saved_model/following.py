@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
+import secrets
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -16,17 +18,20 @@ from tensorflow.python.saved_model import fingerprinting_utils
 
 from sok.base import log
 from sok.base.errors import CheckpointError
+from sok.base.files import link_or_copy
 from sok.base.types import PathLike
 from sok.checkpoint.dense import Reader
 from sok.checkpoint.feed import Delta, links_after, pieces_of
 from sok.checkpoint.lease import seconds_since
-from sok.checkpoint.manifest import Link, Manifest, read_manifest, sync_folder
+from sok.checkpoint.manifest import Link, Manifest, SavedTable, read_manifest, sync_folder
 from sok.checkpoint.restoring import TRIES, is_superseded
 from sok.saved_model.erasing import description
 from sok.saved_model.feed_changes import gathered
 from sok.saved_model.followed_file import FollowedFile
 from sok.saved_model.followed_redis import followed_redis
 from sok.table.options import whole_number
+
+_NUMBER, _PARTIAL = re.compile("[0-9]{1,18}"), re.compile(r"\.([0-9]{1,18})\.partial-[0-9]+-[0-9a-f]+")
 
 
 def follow_export(path: PathLike, exports: PathLike, *, max_to_keep: int | None = 3) -> ExportFollower:
@@ -105,9 +110,9 @@ class ExportFollower:
         Raises:
             FileNotFoundError: there is no version to begin with.
             ValueError: it was exported otherwise, or by an older sok; tables or dense weights are not those of the
-            saves. CheckpointError, DamagedFileError, OSError, tf.errors.OpError: a file is damaged, or cannot be
-            written. Versions
-                that are there stay.
+                saves.
+            CheckpointError, DamagedFileError, OSError, tf.errors.OpError: a file is damaged, or cannot be written.
+                Versions that are there stay.
         """
         for left in reversed(range(TRIES)):
             try:
@@ -133,8 +138,8 @@ class ExportFollower:
         links = None if self._feed is None else links_after(manifest, self._feed["generation"])
         if links == []:
             return None
-        path, partial = f"{self._exports}/{number + 1}", f"{self._exports}/.{number + 1}.partial-{os.getpid()}"
-        shutil.rmtree(partial, ignore_errors=True)
+        path = f"{self._exports}/{number + 1}"
+        partial = f"{self._exports}/.{number + 1}.partial-{os.getpid()}-{secrets.token_hex(4)}"
         feed = {"generation": manifest.generation, "created": manifest.created}
         files = followed_redis(newest, told) or FollowedFiles(newest)
         with contextlib.closing(files):
@@ -142,16 +147,15 @@ class ExportFollower:
                 _copy(newest, partial)
                 _write_dense(newest, partial, told["dense"], self._path, manifest)
                 files.begin(links is None)
-                tables = [
-                    self._write_table(files, partial, table, manifest, links if links is not None else None)
-                    for table in told["tables"]
-                ]
+                tables = [self._write_table(files, partial, table, manifest, links) for table in told["tables"]]
                 files.finish()
                 _tell(partial, {**told, **files.told(), "tables": tables, "feed": feed})
                 fingerprinting_utils.write_fingerprint(partial)
                 os.rename(partial, path)
-                sync_folder(self._exports)
-                files.placed()
+                try:
+                    sync_folder(self._exports)
+                finally:
+                    files.placed()
             finally:
                 shutil.rmtree(partial, ignore_errors=True)
         self._feed = feed
@@ -160,13 +164,13 @@ class ExportFollower:
         return path
 
     def _newest(self) -> tuple[int, str]:
-        numbers = [int(name) for name in os.listdir(self._exports) if name.isdigit()]
+        numbers = {int(name): name for name in os.listdir(self._exports) if _NUMBER.fullmatch(name)}
         if not numbers:
             raise FileNotFoundError(
                 f"{self._exports}: no version to begin with. Export the model into {self._exports}/1 first: "
                 "sok.export_saved_model(model, ..., native=True)."
             )
-        return max(numbers), f"{self._exports}/{max(numbers)}"
+        return max(numbers), f"{self._exports}/{numbers[max(numbers)]}"
 
     def _write_table(
         self, files: Any, partial: str, about: Mapping[str, Any], manifest: Manifest, links: list[Link] | None
@@ -177,13 +181,24 @@ class ExportFollower:
                 f"{self._path} holds no table '{name}', which the export has. It has {', '.join(manifest.names)}."
             )
         table = manifest.table(name)
-        old = files.table(name, bool(about["num_rows"]))
-        if old.described.dim != table.dim or old.described.hashed != table.hashed:
-            raise ValueError(f"Table '{name}' has other rows in {self._path} than in the export: export it anew.")
+        old = files.table(name, bool(about["num_rows"]), table)
+        here = (old.described.dim, old.described.key_dtype.name, old.described.hashed)
+        if here != (table.dim, table.key_dtype, table.hashed):
+            raise ValueError(
+                f"Table '{name}' has other rows or keys in {self._path} than in the export. Export it anew."
+            )
         is_lossy = old.described.row_dtype != tf.float32
-        is_full = links is None or files.is_full or ((is_lossy or files.is_remote) and table.placement.cuts_rows)
-        chosen = manifest.links if is_full else links
-        changes = gathered(self._pieces(list(chosen or ()), name), table.dim, None if is_full else old.rows_of)
+        new = list(links or ())
+        are_cut = any(link.table(name).placement.cuts_rows for link in new)
+        is_full = links is None or files.is_full or (are_cut and (is_lossy or files.is_remote))
+        is_full = is_full or old.has_outgrown_its_place(table.rows)
+        chosen = list(manifest.links) if is_full else new
+        changes = gathered(self._pieces(chosen, name), table.dim, None if is_full else old.rows_of)
+        if not table.hashed and len(changes.words) and changes.words[-1] >= old.num_rows:
+            raise ValueError(
+                f"Table '{name}' has key {changes.words[-1]} in {self._path}, and {old.num_rows} keys in the export. "
+                "Export it anew."
+            )
         rows, num_bytes = old.write(partial, changes, is_full)
         return {**about, "num_rows": rows, "num_bytes": num_bytes}
 
@@ -192,11 +207,12 @@ class ExportFollower:
             yield from pieces_of(self._path, link, link.table(name))
 
     def _sweep(self, newest: int) -> None:
-        """Removes versions of its own that are too many."""
-        if self._max_to_keep is None:
-            return
+        """Removes versions of its own that are too many, and what others that were killed had begun."""
         for name in os.listdir(self._exports):
-            if not name.isdigit() or int(name) > newest - self._max_to_keep:
+            begun = _PARTIAL.fullmatch(name)
+            if begun is not None and int(begun[1]) <= newest:
+                shutil.rmtree(f"{self._exports}/{name}", ignore_errors=True)
+            if self._max_to_keep is None or not _NUMBER.fullmatch(name) or int(name) > newest - self._max_to_keep:
                 continue
             told = description(f"{self._exports}/{name}")
             if told is not None and "feed" in told:
@@ -222,11 +238,11 @@ class FollowedFiles:
     def begin(self, is_full: bool) -> None:
         """Before tables are written."""
 
-    def table(self, name: str, has_keys: bool) -> FollowedFile:
+    def table(self, name: str, has_keys: bool, saved: SavedTable) -> FollowedFile:
         """The table of that name; `has_keys`: or else its one row is that of keys without rows."""
         if name not in self._tables:
             raise ValueError(f"{self._folder}: the export has no file of table '{name}'.")
-        return self._tables[name].of(has_keys)
+        return self._tables[name].of(has_keys, saved)
 
     def finish(self) -> None:
         """When all are written."""
@@ -243,7 +259,7 @@ class FollowedFiles:
 
 
 def _copy(old: str, new: str) -> None:
-    """A SavedModel without variables and the files of tables. What does not change is linked."""
+    """A SavedModel without variables and the files of tables. What does not change is linked, where links can be."""
     os.makedirs(f"{new}/variables")
     os.makedirs(f"{new}/assets")
     for folder, _, names in os.walk(old):
@@ -253,7 +269,7 @@ def _copy(old: str, new: str) -> None:
             if is_new or name == "fingerprint.pb":
                 continue
             os.makedirs(os.path.join(new, inside), exist_ok=True)
-            os.link(os.path.join(folder, name), os.path.join(new, inside, name))
+            link_or_copy(os.path.join(folder, name), os.path.join(new, inside, name))
 
 
 def _write_dense(old: str, new: str, places: Mapping[str, str], feed: str, manifest: Manifest) -> None:

@@ -177,11 +177,12 @@ class VersionStore:
                     pipe.execute_command("COPY", source, name)
                     pipe.execute_command("HDEL", name, "h")
                     pipe.execute_command("PERSIST", name)  # the old one may go soon
+                    pipe.execute_command("HLEN", name)  # or be gone by now, and the copy, too
                 answers = pipe.execute()
                 for place, source in enumerate(old[some]):
-                    found, is_copied = answers[4 * place], answers[4 * place + 1]
-                    expected = header(version, of_table, begin + place, 0).rpartition(" ")[0].encode()
-                    if not found or found.rpartition(b" ")[0] != expected or not int(is_copied):
+                    found, is_copied, _, _, num_rows = answers[5 * place : 5 * place + 5]
+                    expected = header(version, of_table, begin + place, int(num_rows)).encode()
+                    if found != expected or not int(is_copied):
                         raise OSError(f"rows in {self._place}: {source} of version {version} is not there any more.")
 
     def remove_rows(self, table: int, fields: Mapping[int, list[bytes]]) -> None:
@@ -204,13 +205,24 @@ class VersionStore:
             self._sizes[table] = pipe.execute()
         return sum(self._sizes[table])
 
-    def is_readable(self, version: str) -> bool:
-        """Whether a version is published, or retired and not over yet."""
+    def is_readable(self, version: str, table: int, bits: int) -> bool:
+        """Whether a version is published, or retired and not over yet, and all rows of that table are there."""
         with plain_errors(self._place):
             text = self._versions().get(version)
             entry = None if text is None else Entry.of(text)
-            return entry is not None and (
+            is_readable = entry is not None and (
                 entry.state == "published" or (entry.state == "retired" and self._now() < entry.until)
+            )
+            if not is_readable:
+                return False
+            pipe = self._client.pipeline(transaction=False)
+            for name in self._place.bucket_names(version, table, bits):
+                pipe.execute_command("HGET", name, "h")
+                pipe.execute_command("HLEN", name)
+            answers = pipe.execute()
+            return all(
+                found == header(version, table, bucket, num_fields - 1).encode()
+                for bucket, (found, num_fields) in enumerate(zip(answers[::2], answers[1::2], strict=True))
             )
 
     def publish(self) -> None:

@@ -55,6 +55,7 @@ _OF_RANKS = {
         "storage",
         "reshard",
         "elastic",
+        "publishing",
     ),
     3: (
         "job",
