@@ -369,7 +369,10 @@ void DeviceTier::Bring(const Cpu& cpu) {
   };
   const int64_t most = MostRows(), over = static_cast<int64_t>(here_.size()) + n - most;
   constexpr int64_t kMoreAtOnce = 16;  // of the rows that there is room for, so that not every call sends some home
-  if (over > 0 && SendHome(cpu, over, over + most / kMoreAtOnce) < over) {
+  const auto is_of_call = [this](const Here& here) { return here.used >> 1 == call_; };
+  // What has no room at all sends nobody home.
+  if (over > 0 && (std::count_if(here_.begin(), here_.end(), is_of_call) + n > most ||
+                   SendHome(cpu, over, over + most / kMoreAtOnce) < over)) {
     refuse("it takes " + std::to_string(most) + ".");
   }
   for (int64_t at = 0; at < n;) {

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import tensorflow as tf
 from tensorflow.python.checkpoint.graph_view import ObjectGraphView
 from tensorflow.python.trackable import trackable_utils
 
 from sok.base.errors import CheckpointError
+from sok.checkpoint.arguments import Tables
 from sok.base.files import link_or_copy
 from sok.checkpoint.manifest import DenseFiles
 from sok.table.table import is_embedding_variable
@@ -21,7 +22,7 @@ from sok.table.table import is_embedding_variable
 _ENDS = (".index", ".data-00000-of-00001")
 
 
-def named(dense: bool | Mapping[str, tf.Variable], model: Any) -> dict[str, tf.Variable]:
+def named(dense: bool | Mapping[str, tf.Variable], model: Tables) -> dict[str, tf.Variable]:
     """The variables that `dense` means, by the names that files have for them.
 
     Args:
@@ -41,6 +42,7 @@ def named(dense: bool | Mapping[str, tf.Variable], model: Any) -> dict[str, tf.V
         return {name: _plain(variable) for name, variable in found.items()}
     if dense is not True:
         raise TypeError(f"`dense` must be a bool, or variables by their names. Received: {dense!r}.")
+    model = cast(Any, model)
     if not isinstance(model, tf.Module) and not hasattr(model, "variables"):
         raise ValueError(
             "`dense=True` is for a Keras model, a layer or a tf.Module as `variables_or_model`. Give the variables by "

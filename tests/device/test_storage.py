@@ -182,7 +182,7 @@ def test_keras_fits_evaluates_and_predicts(tmp_path):
             loss = model.evaluate(ids, np.ones([300, 1]), batch_size=50, verbose=0)
             return layer, [*history["loss"], loss], model.predict(ids, batch_size=50, verbose=0)
 
-    storage = sok.Storage(gpu_bytes=50_000, memory_bytes=storage_cases.MEMORY, path=tmp_path)
+    storage = sok.Storage(gpu_bytes=60_000, memory_bytes=storage_cases.MEMORY, path=tmp_path)
     (layer, losses, told), (_, expected_losses, expected) = trained(GPU, storage), trained(CPU, None)
     table = layer.embedding_variable
     assert "GPU" in table.handle.device and table.stats()["gpu_misses"] > 600
