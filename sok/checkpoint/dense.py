@@ -14,8 +14,8 @@ from tensorflow.python.checkpoint.graph_view import ObjectGraphView
 from tensorflow.python.trackable import trackable_utils
 
 from sok.base.errors import CheckpointError
-from sok.checkpoint.arguments import Tables
 from sok.base.files import link_or_copy
+from sok.checkpoint.arguments import Tables
 from sok.checkpoint.manifest import DenseFiles
 from sok.table.table import is_embedding_variable
 
