@@ -60,8 +60,8 @@ class DeviceTier final : public TableStore {
     int64_t n = 0;
   };
   // An update of the tables' devices by DeviceTable::ApplyGroup happens while it lives, and did if Done is called: then the hosts
-  // count it. Throws InvalidArgument for a set of another rule, and for the id of a row that has left the device since its lookup,
-  // which is then of an earlier step; OutOfMemory. Then nothing changed. Waits for the stream if a table has sent rows home.
+  // count it. Throws InvalidArgument for a set of another rule, and for the id of a row that has left the device since its lookup;
+  // OutOfMemory. Then nothing changed. Waits for the stream if a table has sent rows home.
   class Updating {
    public:
     Updating(const Cuda& cuda, const Cpu& cpu, const std::vector<Updated>& updated, const UpdateRule& rule,
