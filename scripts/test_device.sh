@@ -18,7 +18,7 @@ if [[ -f build/native/libsok_cuda.so ]]; then
   }
   echo "C++ tests of the CUDA kernels compile for a device (none is needed for that)."
   build/native/tests/cuda/test_traced
-  build/native/tests/cuda/test_faults
+  "$CTEST" --test-dir build/native -L without_sanitizers --parallel "${SOK_BUILD_JOBS:-$(nproc)}" --output-on-failure --no-tests=error
 fi
 export SOK_NATIVE_DIR=$PWD/build/native/emulated_ops
 touch "$SOK_NATIVE_DIR/emulated"
