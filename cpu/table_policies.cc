@@ -417,7 +417,8 @@ void EmbeddingTable::EndStep(const Cpu& cpu) {
     step = now;
     FinishStep(cpu, now);
   } catch (const std::exception&) {
-    step = now;  // see FinishLate: one worker alone must not leave the others in a step that it has not ended
+    if (step != now)
+      EndStepLater();  // see FinishLate: one worker alone must not leave the others in a step that it has not ended
   }
 }
 
@@ -429,7 +430,8 @@ void EmbeddingTable::EndStepLater() {
 
 bool EmbeddingTable::ReadsRowsAtEndOf(int64_t step) const {
   const Policies& policies = config_.policies;
-  return policies.evicts() && (wants_evicted_ || (policies.norm_below > 0.0f && policies.IsPassAt(step)));
+  const bool is_pass = policies.IsPassAt(step);
+  return (policies.norm_below > 0.0f && is_pass) || (wants_evicted_ && (is_pass || by_bucket_ != nullptr));
 }
 
 void EmbeddingTable::Histories(const uint64_t* keys, int64_t n, RowHistory* histories) const {

@@ -92,6 +92,13 @@ sok::Policies Small(int64_t max_rows = 0) {
   return policies;
 }
 
+// Rows of small norm leave after each step, and the others after the second.
+sok::Policies Ageing() {
+  sok::Policies policies = Small();
+  policies.older_than = 1;
+  return policies;
+}
+
 std::vector<Operation> Operations() {
   return {
       {"lookup", [](Table* t) { t->Lookup(KeysOf(0, 500), false); }},
@@ -117,6 +124,12 @@ std::vector<Operation> Operations() {
        }},
       {"rows of small norm leave", EndStep, false, true, false, true, Small()},
       {"rows leave that somebody wants", EndStep, false, true, false, true, Small(4096)},
+      {"a pass comes behind one that could not be made",
+       [](Table* t) {
+         EndStep(t);
+         EndStep(t);
+       },
+       false, true, false, true, Ageing()},
   };
 }
 
@@ -185,7 +198,8 @@ bool FailsOnce(const Operation& operation, bool is_read, bool stays, int64_t k, 
     CHECK(said.empty());
     if (came && stays) {
       said = SaidBy([&] { twins.file.Lookup(KeysOf(0, 1)); });
-      CheckSaid(operation, is_read, said);
+      // Of rows that all leave by their age none is read: the one is what the lookup has made.
+      if (!said.empty() || twins.file.native().size() > 1) CheckSaid(operation, is_read, said);
     }
     Heal();
     operation.run(&twins.memory);
