@@ -43,6 +43,11 @@ void EmbeddingTable::CheckSet(const UpdateRule& rule, const std::string& slot_se
                         "' belongs to another rule. Give each optimizer its own name.");
 }
 
+void EmbeddingTable::CheckRule(const UpdateRule& rule, const std::string& slot_set) const {
+  const SharedLock lock(mutex_);
+  CheckSet(rule, slot_set);
+}
+
 void EmbeddingTable::SettleRows(const uint32_t* rows, int64_t n) const {
   constexpr int64_t kStampAhead = 24, kRecordAhead = 8;
   constexpr uint32_t kBusy = 0xFFFFFFFFu;  // a thread is at work on the row

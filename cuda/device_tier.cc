@@ -2,13 +2,9 @@
 
 #include <algorithm>
 #include <exception>
-#include <functional>
-#include <limits>
 #include <tuple>
 #include <utility>
 
-#include "detail/table_state.h"
-#include "sok/device_words.h"
 #include "sok/error.h"
 #include "sok/hash_key.h"
 #include "sok/reserve_more.h"
@@ -141,12 +137,6 @@ DeviceTier::DeviceTier(std::unique_ptr<EmbeddingTable> host, int64_t rows_at_a_t
   device_->EndSave("home");
 }
 DeviceTier::~DeviceTier() = default;
-
-EmbeddingTable* DeviceTier::OnHost() {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  WriteHome({serial});
-  return host_.get();
-}
 
 // ---- between host and device
 

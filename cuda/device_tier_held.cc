@@ -101,14 +101,6 @@ void DeviceTier::CheckIds(const Cuda& cuda, const int64_t* row_ids, int64_t n) c
   }
 }
 
-void DeviceTier::CheckRule(const UpdateRule& rule, const std::string& slot_set) const {
-  for (const SlotSetInfo& set : host_->SlotSets()) {
-    if (set.name != slot_set || set.rule.rule == rule.rule) continue;
-    throw InvalidArgument(Label() + ": slot set '" + slot_set +
-                          "' belongs to another rule. Give each optimizer its own name.");
-  }
-}
-
 DeviceTier::Updating::Updating(const Cuda& cuda, const Cpu& cpu, const std::vector<Updated>& updated,
                                const UpdateRule& rule, const std::string& slot_set)
     : cpu_(cpu), rule_(rule), slot_set_(slot_set) {
@@ -116,7 +108,7 @@ DeviceTier::Updating::Updating(const Cuda& cuda, const Cpu& cpu, const std::vect
   locks_ = LockAll(&tiers_);
   for (const Updated& one : updated) one.tier->CheckIds(cuda, one.row_ids, one.n);
   if (slot_set_.empty()) return;
-  for (const DeviceTier* tier : tiers_) tier->CheckRule(rule_, slot_set_);
+  for (const DeviceTier* tier : tiers_) tier->host_->CheckRule(rule_, slot_set_);
   SlotSetInfo set;
   set.name = slot_set_;
   set.rule = rule_;

@@ -158,7 +158,8 @@ int64_t DeviceTier::Erase(const uint64_t* keys, int64_t n) {
 int64_t DeviceTier::memory_bytes() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   return host_->memory_bytes() + device_->memory_bytes() +
-         static_cast<int64_t>(here_.capacity() * sizeof(Here) + place_of_.capacity() * sizeof(uint32_t));
+         static_cast<int64_t>(here_.capacity() * sizeof(Here) + lost_.capacity() * sizeof(uint64_t) +
+                              place_of_.capacity() * sizeof(uint32_t) + sent_home_.capacity() * sizeof(int64_t));
 }
 
 StorageCounts DeviceTier::storage_counts() const {

@@ -70,7 +70,7 @@ class TableResource : public tensorflow::ResourceBase {
     if (host_ == nullptr) throw InvalidArgument(config().Label() + " is on a GPU, and this op runs on the CPU.");
     return *host_;
   }
-  // For kernels that read what every table of the host has, also one whose rows in use lie on a device: as it stands now.
+  // For kernels that ask what only a table of the host knows, also one whose rows in use lie on a device (TableStore::OnHost).
   EmbeddingTable& host_table() {
     if (EmbeddingTable* table = store_->OnHost(); table != nullptr) return *table;
     throw InvalidArgument(config().Label() + " is on a GPU alone: it has no policies, and no storage.");

@@ -102,7 +102,7 @@ class DeviceTier final : public TableStore {
   int64_t memory_bytes() const override;
   PolicyCounts policy_counts() const override;
   int64_t collisions() const override;
-  EmbeddingTable* OnHost() override;
+  EmbeddingTable* OnHost() override { return host_.get(); }
   StorageCounts storage_counts() const override;
   int64_t ReadAhead(const Cpu& cpu, const uint64_t* keys, int64_t n, int64_t batches) override;
 
@@ -129,7 +129,6 @@ class DeviceTier final : public TableStore {
   template <class Call>
   auto OfHost(const Call& call) -> decltype(call());
   void CheckIds(const Cuda& cuda, const int64_t* row_ids, int64_t n) const;
-  void CheckRule(const UpdateRule& rule, const std::string& slot_set) const;
   // Row ids [n] of the host, as a lookup in it has given them, and the keys of these rows: they are wanted on the device.
   void Want(const uint64_t* keys, const int64_t* row_ids, int64_t n);
   void KeepForStep(const int64_t* row_ids, int64_t n);  // rows that are there leave last, until the step ends

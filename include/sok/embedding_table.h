@@ -177,6 +177,9 @@ class EmbeddingTable final : public TableStore {
   // are those given, of candidates nothing.
   void Succeed(const EmbeddingTable& before, const PolicyCounts& counts);
 
+  // Throws InvalidArgument if the set belongs to another rule.
+  void CheckRule(const UpdateRule& rule, const std::string& slot_set) const;
+
   // Of tables with policies. Histories [n] of keys, of rows and of candidates; zeros of others.
   void Histories(const uint64_t* keys, int64_t n, RowHistory* histories) const;
   PolicyCounts policy_counts() const override;

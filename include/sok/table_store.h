@@ -225,8 +225,8 @@ class TableStore {
   // How often a key of the index had to pass by a place that others had filled; 0 where nobody counts it.
   virtual int64_t collisions() const { return 0; }
 
-  // The table of the host that has all rows and what policies know of them, as it stands now, for calls that change no row; null:
-  // there is none.
+  // The table of the host that has all keys, what policies know of them, and their rows, but for what a device has changed in these
+  // since it last wrote home; for calls that change no row. Null: there is none.
   virtual EmbeddingTable* OnHost() { return nullptr; }
   virtual StorageCounts storage_counts() const { return {}; }
   // Reads rows of keys [n] that lie in a file alone into memory: EmbeddingTable::ReadAhead.
