@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import glob
 import json
 import os
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,24 +13,14 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.saved_model import fingerprinting_utils
 
-from sok.base import _ops
 from sok.checkpoint.erasing import Record, Wanted
 from sok.checkpoint.manifest import sync_folder
 from sok.checkpoint.shard_blocks import among, keys_of
 from sok.saved_model.checkpoint import PiecewiseCheckpoint, sweep
-from sok.saved_model.rows import PIECE_BYTES, narrowed
-from sok.saved_model.serving_file import (
-    KINDS,
-    ROW_TYPES,
-    Description,
-    Head,
-    ServingFile,
-    mixed_keys,
-    read_head,
-    unmixed_keys,
-    verify_file,
-)
-from sok.table.initializers import InitializerSpec
+from sok.saved_model.feed_changes import Changes
+from sok.saved_model.rows import PIECE_BYTES
+from sok.saved_model.serving_file import Head, mixed_keys, read_head, unmixed_keys, verify_file
+from sok.saved_model.table_file import TableFile, key_dtype_of
 
 _PARTIAL = ".partial"
 _KEYS_AT_A_TIME = 1 << 20
@@ -103,6 +90,7 @@ def erase_from(path: str, wanted: Wanted) -> tuple[list[Record], str]:
     if not told["native"]:
         return _erase_from_variables(path, told, wanted)
     found: list[Record] = []
+    sizes: dict[str, tuple[int, int]] = {}
     empty = _empty(told)
     for left in glob.glob(f"{glob.escape(path)}/assets/*.sok{_PARTIAL}"):
         os.unlink(left)
@@ -110,12 +98,15 @@ def erase_from(path: str, wanted: Wanted) -> tuple[list[Record], str]:
         head = verify_file(name)
         table = read_head(name)[1]
         words = _words(wanted, table, head) if table not in empty else np.zeros(0, np.uint64)
+        sizes[table] = (head.num_rows, head.file_bytes)
         if keys := _found(name, head, words):
             found += [Record(path, table, key, is_row=True) for key in keys]
-            _rewrite(name, head, table, words)
+            changes = Changes(words[:0], np.zeros([0, head.dim], np.float32), words)
+            sizes[table] = TableFile(name).write(name + _PARTIAL, changes, is_full=False)
+            os.rename(name + _PARTIAL, name)
             verify_file(name)
     sync_folder(os.path.join(path, "assets"))
-    _tell(path, told, {table: (head.num_rows, head.file_bytes) for head, table in map(read_head, _files(path))})
+    _tell(path, told, sizes)
     return found, ""
 
 
@@ -123,12 +114,8 @@ def _files(path: str) -> list[str]:
     return sorted(glob.glob(f"{glob.escape(path)}/assets/*.sok"))
 
 
-def _key_dtype(head: Head) -> tf.DType:
-    return tf.as_dtype(f"{'u' if head.flags & 2 else ''}int{8 * head.key_bytes}")
-
-
 def _words(wanted: Wanted, table: str, head: Head) -> np.ndarray:
-    return wanted.words(table, _key_dtype(head).name)
+    return wanted.words(table, key_dtype_of(head).name)
 
 
 def _found(name: str, head: Head, words: np.ndarray) -> list[int]:
@@ -139,77 +126,13 @@ def _found(name: str, head: Head, words: np.ndarray) -> list[int]:
         mixed = np.sort(mixed_keys(words))
         there = [among(part, mixed) for part in _mixed_in(name, head)] if len(words) else []
         there = np.sort(unmixed_keys(np.concatenate([np.zeros(0, np.uint64), *there])))
-    return keys_of(there, _key_dtype(head).name)
+    return keys_of(there, key_dtype_of(head).name)
 
 
 def _mixed_in(name: str, head: Head) -> Iterator[np.ndarray]:
     for begin in range(0, head.num_rows, _KEYS_AT_A_TIME):
         n = min(_KEYS_AT_A_TIME, head.num_rows - begin)
         yield np.fromfile(name, "<u8", n, offset=head.keys_offset + 8 * begin)
-
-
-def _rewrite(name: str, head: Head, table: str, words: np.ndarray) -> None:
-    described = description_of(name, head, table)
-    mixed, kept = None, np.ones(head.num_rows, bool)
-    if described.hashed:
-        mixed = np.concatenate(list(_mixed_in(name, head)))
-        kept = ~np.isin(mixed, mixed_keys(words))
-        mixed = mixed[kept]
-    else:
-        words = words[words < np.uint64(head.num_rows)]
-    file = ServingFile(name + _PARTIAL, described, mixed, int(kept.sum()))
-    with contextlib.closing(file):
-        step = max(1, PIECE_BYTES // head.row_bytes)
-        for begin in range(0, head.num_rows, step):
-            n = min(step, head.num_rows - begin)
-            rows, scales = _rows_in(name, head, described, begin, n)
-            if described.hashed:
-                chosen = kept[begin : begin + n]
-                file.add(rows[chosen], scales if scales is None else scales[chosen])
-                continue
-            here = words[(words >= np.uint64(begin)) & (words < np.uint64(begin + n))]
-            if len(here):
-                fresh = narrowed(described.row_dtype, unseen_rows(described, here), table, 0)
-                places = (here - np.uint64(begin)).astype(np.int64)
-                rows[places] = fresh["rows"]
-                if scales is not None:
-                    scales[places] = fresh["scales"]
-            file.add(rows, scales)
-        file.finish()
-    os.rename(name + _PARTIAL, name)
-
-
-def description_of(name: str, head: Head, table: str) -> Description:
-    """What `head` was made of."""
-    numbers = np.fromfile(name, "<f4", head.unseen_bytes // 4, offset=head.unseen_offset)
-    kind = KINDS[head.unseen_kind]
-    unseen = numbers if kind == "constant" else InitializerSpec(kind, head.unseen_a, head.unseen_b, tuple(numbers))
-    dtype = next(dtype for dtype, number in ROW_TYPES.items() if number == head.row_type)
-    return Description(table, head.dim, dtype, _key_dtype(head), bool(head.flags & 1), head.seed, unseen)
-
-
-def _rows_in(name: str, head: Head, table: Description, begin: int, n: int) -> tuple[np.ndarray, np.ndarray | None]:
-    """Rows [n, D] as they are stored, and their scales [n] if they have some."""
-    at = head.rows_offset + begin * head.row_bytes
-    records = np.fromfile(name, np.uint8, n * head.row_bytes, offset=at).reshape(n, head.row_bytes)
-    dtype, first = table.row_dtype, 4 if table.row_dtype == tf.int8 else 0
-    rows = records[:, first : first + dtype.size * head.dim].copy().view(dtype.as_numpy_dtype)
-    return rows, records[:, :4].copy().view("<f4")[:, 0] if first else None
-
-
-def unseen_rows(table: Description, words: np.ndarray) -> np.ndarray:
-    """What keys without a row read as [n, D] float32: bit for bit what servers make of them."""
-    if isinstance(table.unseen, np.ndarray):
-        return np.tile(table.unseen, [len(words), 1])
-    without_rows = dataclasses.replace(table, row_dtype=tf.float32, key_dtype=tf.uint64, hashed=True, source="")
-    ops = _ops.serving_lib()
-    with tempfile.TemporaryDirectory(prefix="sok_unseen_") as folder, tf.init_scope(), tf.device("/CPU:0"):
-        path = os.path.join(folder, "table.sok")
-        with contextlib.closing(ServingFile(path, without_rows, np.zeros(0, np.uint64), 0)) as file:
-            file.finish()
-        handle = ops.sok_serving_table(shared_name="unseen", anonymous=True)
-        ops.sok_serving_open(handle, path)
-        return ops.sok_serving_lookup(handle, tf.constant(words), dim=table.dim).numpy()
 
 
 def _tell(path: str, told: dict[str, Any], sizes: Mapping[str, tuple[int, int]]) -> None:

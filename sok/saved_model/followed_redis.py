@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,12 +12,12 @@ import numpy as np
 from sok.base import _ops, log
 from sok.checkpoint.manifest import SavedTable
 from sok.saved_model.feed_changes import Changes
-from sok.saved_model.followed_file import FollowedFile
 from sok.saved_model.redis_place import RedisPlace, bits_of
 from sok.saved_model.redis_rows import RowsWriter
 from sok.saved_model.redis_store import OVERHEAD_BYTES, VersionStore
 from sok.saved_model.rows import PIECE_BYTES, narrowed
-from sok.saved_model.serving_file import Description, ServingFile, mixed_keys, records_of, unmixed_keys
+from sok.saved_model.serving_file import ServingFile, mixed_keys, records_of, unmixed_keys
+from sok.saved_model.table_file import TableFile
 
 _KEY_BYTES, _CRC_BYTES = 8, 4
 
@@ -40,7 +40,7 @@ class FollowedRedis:
     def __init__(self, folder: str, settings: Mapping[str, int]) -> None:
         if not _ops.has_redis():
             raise RuntimeError(f"{folder}: this libsok_serving.so was built without hiredis. {_ops.remedy()}.")
-        self._tables = FollowedFile.all_in(folder)
+        self._tables = TableFile.all_in(folder)
         self._settings = settings
         self._store: VersionStore | None = None
         self._is_placed = False
@@ -95,10 +95,10 @@ class FollowedRedis:
 class FollowedRedisTable:
     """One of them."""
 
-    def __init__(self, file: FollowedFile, store: VersionStore, place: RedisPlace) -> None:
+    def __init__(self, file: TableFile, store: VersionStore, place: RedisPlace) -> None:
         self._file, self._store, self._place = file, store, place
-        self.described: Description = file.described
-        self.num_rows = file.num_rows
+        self._words = RedisPlace.of_source(file.source, {})[1]
+        self.described, self.num_rows, self.path = file.described, file.num_rows, file.path
 
     def rows_of(self, words: np.ndarray) -> np.ndarray:
         """Is not asked: where only some columns of rows change, all rows are read."""
@@ -106,13 +106,11 @@ class FollowedRedisTable:
 
     def has_outgrown_its_place(self, num_rows: int) -> bool:
         """Whether so many rows need more buckets: Redis answers nobody else while it copies one."""
-        _, words = RedisPlace.of_source(self._file.source, {})
-        return self.described.hashed and bits_of(num_rows) > int(words["bucket_bits"]) + 1
+        return self.described.hashed and bits_of(num_rows) > int(self._words["bucket_bits"]) + 1
 
-    def write(self, folder: str, changes: Changes, is_full: bool) -> tuple[int, int]:
+    def write(self, path: str, changes: Changes, is_full: bool) -> tuple[int, int]:
         """Writes the rows, and the file that says where they are; gives how many keys have one, and bytes."""
-        described, file = self.described, self._file
-        _, words = RedisPlace.of_source(file.source, {})
+        described, file, words = self.described, self._file, self._words
         if described.hashed:
             is_full = is_full or not file.has_keys
         row_bytes = described.row_bytes + _KEY_BYTES + _CRC_BYTES
@@ -141,8 +139,7 @@ class FollowedRedisTable:
             self._write_unseen(writer, unmixed_keys(np.zeros(1, np.uint64)))
             self._store.count_rows(number)
         source = self._place.source(self._store.version, number, bits, identity)
-        path = os.path.join(folder, "assets", file.file_name)
-        out = ServingFile(path, _with_source(described, source), None, max(1, num_rows))
+        out = ServingFile(path, dataclasses.replace(described, source=source), None, max(1, num_rows))
         with contextlib.closing(out):
             out.finish()
         return num_rows, num_rows * row_bytes
@@ -164,7 +161,3 @@ def _fields_of(words: np.ndarray, bits: int) -> dict[int, list[bytes]]:
     for bucket, word in zip(buckets.tolist(), words.tolist(), strict=True):
         fields.setdefault(bucket, []).append(int(word).to_bytes(_KEY_BYTES, "little"))
     return fields
-
-
-def _with_source(described: Description, source: str) -> Description:
-    return Description(**{**vars(described), "source": source})

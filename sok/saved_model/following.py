@@ -27,8 +27,9 @@ from sok.checkpoint.manifest import Link, Manifest, SavedTable, read_manifest, s
 from sok.checkpoint.restoring import TRIES, is_superseded
 from sok.saved_model.erasing import description
 from sok.saved_model.feed_changes import gathered
-from sok.saved_model.followed_file import FollowedFile
 from sok.saved_model.followed_redis import followed_redis
+from sok.saved_model.serving_file import verify_file
+from sok.saved_model.table_file import TableFile
 from sok.table.options import whole_number
 
 _NUMBER, _PARTIAL = re.compile("[0-9]{1,18}"), re.compile(r"\.([0-9]{1,18})\.partial-[0-9]+-[0-9a-f]+")
@@ -151,6 +152,7 @@ class ExportFollower:
                 files.finish()
                 _tell(partial, {**told, **files.told(), "tables": tables, "feed": feed})
                 fingerprinting_utils.write_fingerprint(partial)
+                _sync(partial)
                 os.rename(partial, path)
                 try:
                     sync_folder(self._exports)
@@ -199,7 +201,8 @@ class ExportFollower:
                 f"Table '{name}' has key {changes.words[-1]} in {self._path}, and {old.num_rows} keys in the export. "
                 "Export it anew."
             )
-        rows, num_bytes = old.write(partial, changes, is_full)
+        path = f"{partial}/assets/{os.path.basename(old.path)}"
+        rows, num_bytes = old.write(path, changes, is_full)
         return {**about, "num_rows": rows, "num_bytes": num_bytes}
 
     def _pieces(self, links: list[Link], name: str) -> Iterator[Delta]:
@@ -233,12 +236,18 @@ class FollowedFiles:
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
-        self._tables = FollowedFile.all_in(folder)
+        self._tables = TableFile.all_in(folder)
 
     def begin(self, is_full: bool) -> None:
-        """Before tables are written."""
+        """Before tables are written. Files that the next ones go on from are verified.
 
-    def table(self, name: str, has_keys: bool, saved: SavedTable) -> FollowedFile:
+        Raises:
+            DamagedFileError, OSError: of one of them.
+        """
+        for table in [] if is_full else self._tables.values():
+            verify_file(table.path)
+
+    def table(self, name: str, has_keys: bool, saved: SavedTable) -> TableFile:
         """The table of that name; `has_keys`: or else its one row is that of keys without rows."""
         if name not in self._tables:
             raise ValueError(f"{self._folder}: the export has no file of table '{name}'.")
@@ -302,6 +311,15 @@ def _write_dense(old: str, new: str, places: Mapping[str, str], feed: str, manif
             shape_and_slices=[""] * len(names),
             tensors=[tf.constant(values[name]) for name in names],
         )
+
+
+def _sync(folder: str) -> None:
+    """Waits until the disk has all of it."""
+    for inside, _, names in os.walk(folder):
+        for name in names:
+            with open(os.path.join(inside, name), "rb") as file:
+                os.fsync(file.fileno())
+        sync_folder(inside)
 
 
 def _tell(folder: str, told: Mapping[str, Any]) -> None:

@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 
 from sok.base import _ops
-from sok.saved_model.followed_file import FollowedFile
 from sok.saved_model.redis_place import RedisPlace
 from sok.saved_model.redis_store import connected, header, plain_errors
 from sok.saved_model.serving_file import mixed_keys
+from sok.saved_model.table_file import TableFile
 
 _KEY_BYTES, _CRC_BYTES = 8, 4
 _AT_A_TIME = 512  # fields of one command
 _MOST_TOLD = 10  # of each table
 
 
-def verify_rows(file: FollowedFile) -> list[str]:
+def verify_rows(file: TableFile) -> list[str]:
     """Reads all rows of a table whose file says that they lie in Redis.
 
     Returns:

@@ -8,8 +8,8 @@ from typing import Any
 from google.protobuf.message import DecodeError
 from tensorflow.core.protobuf import saved_model_pb2
 
-from sok.saved_model.followed_file import FollowedFile
 from sok.saved_model.serving_file import REMOTE, Head, verify_file
+from sok.saved_model.table_file import TableFile
 
 
 def read_saved_model(path: str) -> Any:
@@ -67,7 +67,7 @@ def verify_export(path: str) -> tuple[list[Head], list[str]]:
             if head.flags & REMOTE:
                 from sok.saved_model.redis_verifying import verify_rows
 
-                said = verify_rows(FollowedFile(file))
+                said = verify_rows(TableFile(file))
             wrong += said
             if not said:
                 tables.append(head)

@@ -12,14 +12,14 @@ import sys
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 
 import sok
-from sok.saved_model import followed_file, followed_redis, following, redis_store
+from sok.saved_model import followed_redis, following, redis_store, table_file
 
 STEPS = {
     "before it is begun": (following, "_copy", "before"),
     "after the copy": (following, "_copy", "after"),
     "after dense weights": (following, "_write_dense", "after"),
-    "in the middle of a table": (followed_file.ServingFile, "add_records", "after"),
-    "after a table": (followed_file.FollowedFile, "write", "after"),
+    "in the middle of a table": (table_file.ServingFile, "add_records", "after"),
+    "after a table": (table_file.TableFile, "write", "after"),
     "before its description": (following, "_tell", "before"),
     "before it is renamed": (os, "rename", "before"),
     "after it is renamed": (os, "rename", "after"),

@@ -19,8 +19,8 @@ from sok.base.errors import DamagedFileError
 from sok.checkpoint import CheckpointError, read_manifest
 from sok.checkpoint import manifest as manifests
 from sok.saved_model import following
-from sok.saved_model.erasing import description_of
-from sok.saved_model.serving_file import ServingFile, read_head
+from sok.saved_model.serving_file import ServingFile
+from sok.saved_model.table_file import TableFile
 from tests.messages import saying
 from tests.sok.feed_cases import (
     DIM,
@@ -189,7 +189,7 @@ def test_a_table_with_a_key_beyond_its_export_is_told(here):
     one = sok.follow_export(here / "feed_of_larger", here / "larger")
     assert one.poll()
     file = here / "larger" / "2" / "assets" / "0_larger.sok"
-    described = description_of(str(file), *read_head(str(file)))
+    described = TableFile(str(file)).described
     with contextlib.closing(ServingFile(str(file), described, None, 12)) as narrower:
         narrower.add(np.zeros([12, DIM], "f"))
         narrower.finish()

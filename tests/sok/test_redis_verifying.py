@@ -5,8 +5,8 @@ import pytest
 
 import sok
 from sok.base import _ops
-from sok.saved_model.followed_file import FollowedFile
 from sok.saved_model.redis_place import RedisPlace
+from sok.saved_model.table_file import TableFile
 from sok.saved_model.verifying import verify_export
 from tests.sok.export_models import Rows, ids_spec
 
@@ -34,7 +34,7 @@ def exported(server, tmp_path, request):
     prefix = f"verified{abs(hash(request.node.name))}"
     rows = f"redis://{server.address}/0?prefix={prefix}"
     sok.export_saved_model(Rows(table), tmp_path / "1", signatures=ids_spec(table.key_dtype), rows=rows)
-    (file,) = FollowedFile.all_in(str(tmp_path / "1")).values()
+    (file,) = TableFile.all_in(str(tmp_path / "1")).values()
     place, words = RedisPlace.of_source(file.source, {})
     names = place.bucket_names(words["version"], int(words["table"]), int(words["bucket_bits"]))
     client = server.client()

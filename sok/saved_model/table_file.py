@@ -6,30 +6,32 @@ import contextlib
 import dataclasses
 import glob
 import os
+import tempfile
 from collections.abc import Iterable, Iterator
 
 import numpy as np
 import tensorflow as tf
 
+from sok.base import _ops
 from sok.checkpoint.manifest import SavedTable
-from sok.saved_model import erasing
 from sok.saved_model.feed_changes import Changes
 from sok.saved_model.rows import PIECE_BYTES, narrowed
 from sok.saved_model.serving_file import (
     KINDS,
+    ROW_TYPES,
     Description,
+    Head,
     ServingFile,
     mixed_keys,
     read_head,
     read_source,
     records_of,
     unmixed_keys,
-    verify_file,
 )
 from sok.table.initializers import InitializerSpec
 
 
-class FollowedFile:
+class TableFile:
     """One that lies there. Its rows are read where they lie.
 
     Raises:
@@ -38,19 +40,19 @@ class FollowedFile:
 
     def __init__(self, path: str, has_keys: bool = True) -> None:
         self._path, self._head = path, read_head(path)[0]
-        self.described: Description = erasing.description_of(path, self._head, read_head(path)[1])
+        self.described: Description = _description(path, self._head, read_head(path)[1])
         self.source = read_source(path, self._head)
         self.has_keys = has_keys
         self.num_rows = self._head.num_rows
         self._saved: SavedTable | None = None
 
     @staticmethod
-    def all_in(folder: str) -> dict[str, FollowedFile]:
+    def all_in(folder: str) -> dict[str, TableFile]:
         """Of a SavedModel, by the tables' names."""
-        found = (FollowedFile(path) for path in sorted(glob.glob(f"{glob.escape(folder)}/assets/*.sok")))
+        found = (TableFile(path) for path in sorted(glob.glob(f"{glob.escape(folder)}/assets/*.sok")))
         return {one.described.name: one for one in found}
 
-    def of(self, has_keys: bool, saved: SavedTable) -> FollowedFile:
+    def of(self, has_keys: bool, saved: SavedTable) -> TableFile:
         """The same; without keys, its one row is that of keys without rows. saved: what the job says of the table."""
         self.has_keys, self._saved = has_keys, saved
         return self
@@ -63,7 +65,7 @@ class FollowedFile:
         """
         described, saved = self.described, self._saved
         if saved is None or described.hashed or isinstance(described.unseen, InitializerSpec):
-            return erasing.unseen_rows(described, words)
+            return unseen_rows(described, words)
         kind, a, b = (saved.initializer[name] for name in ("kind", "a", "b"))
         if kind not in KINDS or kind == "bank":
             raise ValueError(
@@ -71,15 +73,16 @@ class FollowedFile:
                 "made; an export with `default` does not hold it. Export it with default='initial'."
             )
         unseen = np.full(described.dim, a, np.float32) if kind == "constant" else InitializerSpec(kind, a, b)
-        return erasing.unseen_rows(dataclasses.replace(described, unseen=unseen, seed=saved.seed), words)
+        return unseen_rows(dataclasses.replace(described, unseen=unseen, seed=saved.seed), words)
 
     @property
-    def file_name(self) -> str:
-        return os.path.basename(self._path)
+    def path(self) -> str:
+        """Of the file."""
+        return self._path
 
     def rows_of(self, words: np.ndarray) -> np.ndarray:
         """The rows [n, D] float32 of words [n]: of those that are not there, what they read as."""
-        rows = erasing.unseen_rows(self.described, words)
+        rows = unseen_rows(self.described, words)
         if not self.num_rows or (self.described.hashed and not self.has_keys):
             return rows
         if self.described.hashed:
@@ -96,15 +99,13 @@ class FollowedFile:
         """Whether so many rows are better written anew: a file is, in any case."""
         return False
 
-    def write(self, folder: str, changes: Changes, is_full: bool) -> tuple[int, int]:
-        """Writes the next file into the SavedModel in `folder`; gives its rows, 0 if no key has one, and bytes.
+    def write(self, path: str, changes: Changes, is_full: bool) -> tuple[int, int]:
+        """Writes the next file; gives its rows, 0 if no key has one, and bytes. What it goes on from was verified.
 
         Args:
+            path: of the next file.
             is_full: what is not among the changes has no row.
         """
-        if not is_full:
-            verify_file(self._path)
-        path = os.path.join(folder, "assets", self.file_name)
         values = narrowed(self.described.row_dtype, changes.rows, self.described.name, 0)
         records = records_of(self.described, values["rows"], values.get("scales"))
         if not self.described.hashed:
@@ -118,7 +119,7 @@ class FollowedFile:
         all_mixed = np.concatenate([old[kept], mixed])
         if not len(all_mixed):  # one key that reads as those do that are not there
             word = unmixed_keys(np.zeros(1, np.uint64))
-            fresh = narrowed(self.described.row_dtype, erasing.unseen_rows(self.described, word), "", 0)
+            fresh = narrowed(self.described.row_dtype, unseen_rows(self.described, word), "", 0)
             row = records_of(self.described, fresh["rows"], fresh.get("scales"))
             return 0, _written(path, self.described, np.zeros(1, np.uint64), [row])
         places = np.argsort(all_mixed, kind="stable")
@@ -191,3 +192,32 @@ def _written(
         for piece in pieces:
             file.add_records(piece)
         return file.finish()
+
+
+def key_dtype_of(head: Head) -> tf.DType:
+    """Of the keys of a file."""
+    return tf.as_dtype(f"{'u' if head.flags & 2 else ''}int{8 * head.key_bytes}")
+
+
+def _description(name: str, head: Head, table: str) -> Description:
+    """What `head` was made of."""
+    numbers = np.fromfile(name, "<f4", head.unseen_bytes // 4, offset=head.unseen_offset)
+    kind = KINDS[head.unseen_kind]
+    unseen = numbers if kind == "constant" else InitializerSpec(kind, head.unseen_a, head.unseen_b, tuple(numbers))
+    dtype = next(dtype for dtype, number in ROW_TYPES.items() if number == head.row_type)
+    return Description(table, head.dim, dtype, key_dtype_of(head), bool(head.flags & 1), head.seed, unseen)
+
+
+def unseen_rows(table: Description, words: np.ndarray) -> np.ndarray:
+    """What keys without a row read as [n, D] float32: bit for bit what servers make of them."""
+    if isinstance(table.unseen, np.ndarray):
+        return np.tile(table.unseen, [len(words), 1])
+    without_rows = dataclasses.replace(table, row_dtype=tf.float32, key_dtype=tf.uint64, hashed=True, source="")
+    ops = _ops.serving_lib()
+    with tempfile.TemporaryDirectory(prefix="sok_unseen_") as folder, tf.init_scope(), tf.device("/CPU:0"):
+        path = os.path.join(folder, "table.sok")
+        with contextlib.closing(ServingFile(path, without_rows, np.zeros(0, np.uint64), 0)) as file:
+            file.finish()
+        handle = ops.sok_serving_table(shared_name="unseen", anonymous=True)
+        ops.sok_serving_open(handle, path)
+        return ops.sok_serving_lookup(handle, tf.constant(words), dim=table.dim).numpy()
