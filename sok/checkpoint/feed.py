@@ -259,34 +259,32 @@ class Follower:
         if newer is not None and not newer:
             self._seen = seen
             return False
-        known, self._generation = self._generation, None  # if this fails, all is read the next time
         values: dict[str, tf.Tensor] = {}
-        change: Callable[[], None] | None = None
+        change: Callable[[], None] = _nothing
 
-        def prepare() -> bool:
+        def prepare() -> None:
             nonlocal values, change
-            try:
-                values = self._dense_of(manifest)
-                if newer is not None:
-                    change = self._checked(newer, manifest)
-            except Exception:
-                if is_last or not is_superseded(self._path, manifest.generation):
-                    raise
-                return False
-            return True
+            values = self._dense_of(manifest)
+            if newer is not None:
+                change = self._checked(newer, manifest)
 
-        def apply() -> bool:
-            try:
-                assert change is not None
-                change()
-            except Exception:
-                if is_last or not is_superseded(self._path, manifest.generation):
-                    raise
-                return False
-            return True
+        def done_by_all(name: str, part: Callable[[], None]) -> bool:
+            """Or else another checkpoint has taken the place of this one."""
 
-        if not all(together(transport, "sok/follow/prepare", prepare)):
+            def tried() -> bool:
+                try:
+                    part()
+                except Exception:
+                    if is_last or not is_superseded(self._path, manifest.generation):
+                        raise
+                    return False
+                return True
+
+            return all(together(transport, name, tried))
+
+        if not done_by_all("sok/follow/prepare", prepare):
             return None
+        known, self._generation = self._generation, None  # if this fails, all is read the next time
         if not self._is_changing:
             changing.enter_context(self._changing())
         if newer is None:
@@ -295,7 +293,7 @@ class Follower:
                 if is_last:
                     raise CheckpointError(f"{self._path}: saves take each other's place faster than they can be read.")
                 return None
-        elif not all(together(transport, "sok/follow/apply", apply)):
+        elif not done_by_all("sok/follow/apply", change):
             return None
         else:
             restored = manifest.generation
@@ -348,6 +346,10 @@ class Follower:
                 calls.set_step(variable, manifest.step_of(name))
 
         return change
+
+
+def _nothing() -> None:
+    """Changes nothing."""
 
 
 def links_after(manifest: Manifest, generation: str | None) -> list[Link] | None:

@@ -106,9 +106,10 @@ class Publisher:
             as `sok.save`.
         """
         saving.save(self._path, self._what, incremental=True, progress=False, **self._how)
-        rate = (time.monotonic() - self._since) / max(1, self._steps)
-        steps = self._to_go((self._every_seconds or 0.0) / 2, rate)  # the next may be slower
-        self._look_at = together(context.get_transport(), "sok/publisher/next", lambda: steps)[0]
+        if self._every_seconds is not None:
+            rate = (time.monotonic() - self._since) / max(1, self._steps)
+            steps = self._to_go(self._every_seconds / 2, rate)  # the next may be slower
+            self._look_at = together(context.get_transport(), "sok/publisher/next", lambda: steps)[0]
         self._steps, self._since = 0, time.monotonic()
 
     def _look(self) -> tuple[bool, int]:

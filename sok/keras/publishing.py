@@ -48,6 +48,9 @@ class Publish(Callback):
         self._how: dict[str, Any] = {"every_steps": every_steps, "every_seconds": every_seconds, "max_chain": max_chain}
         self._publisher: Publisher | None = None
 
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        self._publisher = None  # of another `fit`, maybe of another model
+
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         if self._publisher is None:  # now the model is built
             self._publisher = Publisher(self._path, self.model, **self._how)
