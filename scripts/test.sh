@@ -2,7 +2,7 @@
 # Runs the tests: test.sh all|fast. Goes on after a failure, sums up at the end; exit status 0 only if all passed.
 #   SOK_CRITEO_SAMPLE, SOK_AVAZU_SAMPLE, SOK_MOVIELENS_DIR   real data for the tests that can use them
 #   PYTHON   an environment that is ready; without it, .venv is used and set up first
-#   SOK_TEST_JOBS   test files run side by side; default: as many as there are processors, at most 4
+#   SOK_TEST_JOBS   test files run side by side; default: one more than there are processors, at most 4
 set -euo pipefail
 # Kernels are compiled wherever that can be done, to see that they compile.
 export SOK_CUDA=${SOK_CUDA:-NVCC}
@@ -56,8 +56,9 @@ end_begun() {
 
 python_tests() {
   # Doctests of the library and the tests, in one run with one closing line. What stays in one process,
-  # tests/conftest.py says; files begin in the order they are listed, and those that take long are early.
-  local jobs=${SOK_TEST_JOBS:-$(($(nproc) < 4 ? $(nproc) : 4))}
+  # tests/conftest.py says; files begin in the order they are listed, and those that take long are early. One file more than
+  # there are processors: jobs of several workers wait for each other, and those that lose one for a deadline.
+  local jobs=${SOK_TEST_JOBS:-$(($(nproc) < 3 ? $(nproc) + 1 : 4))}
   "$PYTHON" -m pytest -n "$jobs" --dist loadgroup --no-loadscope-reorder --doctest-modules \
     --durations=40 --durations-min=5 sok sparse_operation_kit openembedding distributed_embeddings tests "$@"
 }

@@ -23,11 +23,21 @@ os.environ.setdefault("TF_NUM_INTRAOP_THREADS", "4")
 os.environ.setdefault("TF_NUM_INTEROP_THREADS", "4")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
+# Files of which each takes minutes: the last of them would run alone.
+_LONG = (
+    "test_tf_keras.py",
+    "test_deepctr_example.py",
+    "test_failures.py",
+    "test_scripts.py",
+    "test_deepctr.py",
+    "test_elastic.py",
+)
+
 
 @pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in this hook too
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skips, with a reason, what this machine cannot run; says what must stay in one process of pytest-xdist."""
-    items.sort(key=lambda item: not _shares_jobs(item))  # what takes longest begins first
+    items.sort(key=_is_short)  # what takes longest begins first
     for item in items:
         # A file, or all files that share the jobs of tests/multiprocess, which run once a process.
         item.add_marker(pytest.mark.xdist_group("shared jobs" if _shares_jobs(item) else str(item.path)))
@@ -52,6 +62,10 @@ def pytest_sessionfinish() -> None:
 
 def _shares_jobs(item: pytest.Item) -> bool:
     return item.path.parent.name == "multiprocess" and "job" in getattr(item, "fixturenames", ())
+
+
+def _is_short(item: pytest.Item) -> tuple[bool, bool]:
+    return not _shares_jobs(item), item.path.name not in _LONG
 
 
 def pytest_configure(config: pytest.Config) -> None:
