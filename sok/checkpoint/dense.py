@@ -31,7 +31,7 @@ def named(dense: bool | Mapping[str, tf.Variable], model: Tables) -> dict[str, t
         model: a Keras model, a layer or a tf.Module.
 
     Raises:
-        TypeError, ValueError: `dense` is neither; `model` has no parts that could be walked through.
+        TypeError, ValueError: `dense` is neither; `model` has no parts that could be walked through, or is not built.
     """
     if isinstance(dense, Mapping):
         found = dict(dense)
@@ -47,6 +47,11 @@ def named(dense: bool | Mapping[str, tf.Variable], model: Tables) -> dict[str, t
         raise ValueError(
             "`dense=True` is for a Keras model, a layer or a tf.Module as `variables_or_model`. Give the variables by "
             "names: dense={'name': variable}."
+        )
+    if getattr(model, "built", True) is False:
+        raise ValueError(
+            f"dense=True: the model {getattr(model, 'name', type(model).__name__)!r} is not built, so it has no dense "
+            "weights yet. Call it on a batch first, or build it."
         )
     # Keras 3 counts states of random generators among `variables`, and has no way to them.
     variables = model.variables if isinstance(model, tf.Module) else getattr(model, "weights", model.variables)

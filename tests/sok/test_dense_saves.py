@@ -315,6 +315,26 @@ def test_what_makes_no_sense_is_refused_with_words(tmp_path):
     assert not tmp_path.exists() or list(tmp_path.iterdir()) == []
 
 
+def test_a_model_that_is_not_built_has_no_weights_to_save_or_to_follow(tmp_path):
+    class Tower(keras.Model):
+        def __init__(self):
+            super().__init__(name="tower")
+            self.rows = sok.Embedding(100, 4, name="of_a_tower")
+            self.rows(tf.constant([1, 2], tf.int64))  # it has its table
+            self.head = keras.layers.Dense(1)
+
+        def call(self, ids):
+            return self.head(self.rows(ids))
+
+    model = Tower()
+    for use in (sok.save, sok.follow):
+        with pytest.raises(ValueError, match=saying("the model 'tower' is not built", "Call it on a batch first")):
+            use(tmp_path, model, dense=True)
+    model(tf.constant([1, 2], tf.int64))
+    sok.save(tmp_path, model, dense=True)
+    assert len(read_manifest(tmp_path).dense.variables) == 2
+
+
 def test_a_table_is_no_dense_weight(tmp_path):
     table = new_table("no_weight")
     with pytest.raises(TypeError, match="must give a dense variable for each name"):
