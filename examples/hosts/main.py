@@ -130,6 +130,7 @@ def check(count: int, workers: int, discover: bool = True) -> dict[str, Any]:
     return {
         "hosts": sorted({worker["host"] for worker in over}),
         "workers": len(over),
+        "ssh": "OpenSSH" if hosts.openssh else "stand-in",
         "interface": over[0]["interface"],
         "equal": max(differences) < _TOLERANCE,
         "largest_difference": {"hosts": differences[0], "one_host": differences[1]},

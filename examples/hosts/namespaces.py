@@ -26,6 +26,21 @@ _DECOY = "172.17.0.1/16"
 _SECONDS = 20.0
 _PREFIX = "sok-hosts-of-"  # and the maker's process number
 _MOST_WINDOW = 64 << 20  # bytes
+_SSHD = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+_SSHD_CONFIG = """\
+HostKey {folder}/key
+AuthorizedKeysFile {folder}/key.pub
+StrictModes no
+PasswordAuthentication no
+UsePAM no
+PermitRootLogin yes
+PidFile none
+"""
+_SSH_CONFIG = """\
+IdentityFile {folder}/key
+GlobalKnownHostsFile {folder}/known_hosts
+UserKnownHostsFile none
+"""
 
 
 def why_not() -> str:
@@ -45,6 +60,11 @@ def why_not() -> str:
     return f"namespaces cannot be made here: {tried.stderr.strip()}" if tried.returncode else ""
 
 
+def has_openssh() -> bool:
+    """Whether OpenSSH is installed, its server too."""
+    return None not in (_SSHD, shutil.which("ssh"), shutil.which("ssh-keygen"))
+
+
 @dataclasses.dataclass(frozen=True)
 class Host:
     """One of the hosts."""
@@ -61,6 +81,8 @@ class Hosts:
         count: how many.
         rate: bits per second that each host sends at the most, as tc writes them ("1gbit"); None: as fast as it goes.
         latency: seconds one way; None: no forwarder between the hosts, only a bridge.
+        openssh: `ssh` between the hosts is OpenSSH. False: remote_shell.py stands in for it. None: where it is not
+            installed.
 
     Raises:
         RuntimeError: it cannot be done on this machine (`why_not` says so before).
@@ -68,7 +90,10 @@ class Hosts:
     Example: `with Hosts(2) as hosts: hosts.run(0, ["hostname"])`
     """
 
-    def __init__(self, count: int, rate: str | None = None, latency: float | None = None) -> None:
+    def __init__(
+        self, count: int, rate: str | None = None, latency: float | None = None, openssh: bool | None = None
+    ) -> None:
+        self.openssh = has_openssh() if openssh is None else openssh
         self._held: list[subprocess.Popen[str]] = []
         self._wire: subprocess.Popen[str] | None = None  # the forwarder
         _remove_stale_folders()
@@ -149,17 +174,40 @@ class Hosts:
         lines = "".join(f"{address} {name}\n" for name, address in addresses.items())
         (folder / "hosts").write_text("127.0.0.1 localhost\n" + lines)
         (folder / "bin").mkdir()
-        (folder / "bin" / "ssh").symlink_to(_HERE / "remote_shell.py")
+        ssh = folder / "bin" / "ssh"
+        if not self.openssh:
+            ssh.symlink_to(_HERE / "remote_shell.py")
+            return
+        # One key for all hosts and for who comes: what is new to nobody is asked about by nobody.
+        subprocess.run(
+            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / "key")], check=True, timeout=_SECONDS
+        )
+        key = (folder / "key.pub").read_text()
+        (folder / "known_hosts").write_text("".join(f"{name} {key}" for name in addresses))
+        (folder / "sshd_config").write_text(_SSHD_CONFIG.format(folder=folder))
+        (folder / "ssh_config").write_text(_SSH_CONFIG.format(folder=folder))
+        ssh.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {folder}/ssh_config "$@"\n')
+        ssh.chmod(0o755)
 
     def _start(self, name: str) -> int:
         """Starts a host that has no network yet."""
         unshare = ["unshare", "--net", "--uts", "--ipc", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+        folder = self._folder.name
         steps = [
             f"hostname {name}",
             "mount -t tmpfs tmpfs /dev/shm",
-            f"mount --bind {self._folder.name}/hosts /etc/hosts",
-            f"exec {sys.executable} {_HERE}/remote_shell.py serve",
+            f"mount --bind {folder}/hosts /etc/hosts",
         ]
+        if self.openssh:
+            steps += [
+                "mount -t tmpfs tmpfs /run",
+                "mkdir -m 755 /run/sshd",
+                f"{_SSHD} -f {folder}/sshd_config -E {folder}/{name}.log",
+                "echo ready",
+                "exec cat >/dev/null",  # until whoever made the host ends, however it ends
+            ]
+        else:
+            steps.append(f"exec {sys.executable} {_HERE}/remote_shell.py serve")
         return self._hold(unshare, " && ".join(steps))
 
     def _hold(self, spaces: Sequence[str], script: str) -> int:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Stands in for sshd and ssh between the hosts of namespaces.py: commands and their output, over one TCP connection.
+"""Stands in for OpenSSH between the hosts of namespaces.py: commands and their output, over one TCP connection.
 
 python remote_shell.py serve     in a host, as its first process; ends, and with it all of the host, with stdin
 ssh [options] HOST COMMAND...    (a link to this file) as `horovodrun` and `mpirun` call it

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from examples.hosts.main import is_right
-from examples.hosts.namespaces import INTERFACE, Hosts, why_not
+from examples.hosts.namespaces import INTERFACE, Hosts, has_openssh, why_not
 from examples.hosts.wire import measure
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,13 +23,21 @@ pytestmark = pytest.mark.multiprocess
 needs_hosts = pytest.mark.skipif(bool(REASON), reason=f"hosts cannot be made on this machine: {REASON}")
 
 
+needs_openssh = pytest.mark.skipif(
+    not has_openssh(), reason="OpenSSH is not installed (apt-get install openssh-server)"
+)
+
+
 @pytest.fixture
-def hosts():
-    with Hosts(2) as made:
+def hosts(request):
+    with Hosts(2, openssh=getattr(request, "param", False)) as made:
         yield made
 
 
 @needs_hosts
+@pytest.mark.parametrize(
+    "hosts", [False, pytest.param(True, marks=needs_openssh)], indirect=True, ids=["stand-in", "OpenSSH"]
+)
 def test_hosts_have_names_addresses_processes_and_shared_memory_of_their_own(hosts):
     for place, name in enumerate(["host-a", "host-b"]):
         assert hosts.run(place, ["hostname"]) == f"{name}\n"
@@ -121,6 +129,7 @@ def test_a_job_over_two_hosts_equals_one_worker_and_names_the_host_that_it_loses
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     told = json.loads(done.stdout)
+    assert told["ssh"] == ("OpenSSH" if has_openssh() else "stand-in")
     assert told["hosts"] == ["host-a", "host-b"] and told["workers"] == 4 and told["interface"] == INTERFACE
     assert told["equal"] and told["collectives"] and told["shared_memory"] == {"one_host": True, "hosts": False}
     assert told["seconds_until_named"] < told["allowed_seconds"]
