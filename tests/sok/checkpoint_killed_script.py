@@ -21,6 +21,7 @@ import numpy as np
 import sok
 from sok.base import _ops
 from sok.checkpoint import read_manifest, restoring, saving
+from tests import children
 
 ROWS = 20_000
 RECORD = struct.Struct("<cq")
@@ -65,18 +66,7 @@ def restore_once(folder, report):
 def forked(body, *arguments):
     """The process id of one that runs body(*arguments, report), and the end of its reports that can be read."""
     reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            body(*arguments, writer)
-            status = 0
-        except BaseException:
-            import traceback
-
-            traceback.print_exc()
-        finally:
-            os._exit(status)
+    pid = children.begun(body, *arguments, writer)
     os.close(writer)
     return pid, reader
 

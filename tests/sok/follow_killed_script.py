@@ -13,6 +13,7 @@ os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 
 import sok
 from sok.saved_model import followed_redis, following, redis_store, table_file
+from tests import children
 
 STEPS = {
     "before it is begun": (following, "_copy", "before"),
@@ -31,23 +32,6 @@ REDIS_STEPS = {
     "after it is renamed": (os, "rename", "after"),
     "in the middle of retiring": (redis_store.VersionStore, "_of_all_buckets", "before"),
 }
-
-
-def in_a_process(body, *arguments):
-    """The status of a process that runs body(*arguments)."""
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            body(*arguments)
-            status = 0
-        except BaseException:
-            import traceback
-
-            traceback.print_exc()
-        finally:
-            os._exit(status)
-    return os.waitpid(pid, 0)[1]
 
 
 def killed_at(feed, exports, module, name, when):
@@ -71,9 +55,9 @@ def main(feed, exports, folder, steps):
     for number, (what, step) in enumerate(steps.items()):
         here = f"{folder}/{number}"
         shutil.copytree(exports, here)
-        assert in_a_process(killed_at, feed, here, *step) == signal.SIGKILL, what
+        assert children.ended(killed_at, feed, here, *step) == signal.SIGKILL, what
         print(what, *sorted(name for name in os.listdir(here) if name.isdigit()), sep=": ", flush=True)
-        assert in_a_process(goes_on, feed, here) == 0, what
+        assert children.ended(goes_on, feed, here) == 0, what
 
 
 if __name__ == "__main__":

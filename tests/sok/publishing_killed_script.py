@@ -18,6 +18,7 @@ import tensorflow as tf
 
 import sok
 from sok.base import _ops
+from tests import children
 
 ROWS = 3000
 
@@ -71,22 +72,6 @@ def follow_until(folder, over, report):
     os.write(report, f"{len(seen)} saves seen, the last {int(shift)}".encode())
 
 
-def forked(body, *arguments):
-    pid = os.fork()
-    if pid == 0:
-        status = 1
-        try:
-            body(*arguments)
-            status = 0
-        except BaseException:
-            import traceback
-
-            traceback.print_exc()
-        finally:
-            os._exit(status)
-    return pid
-
-
 def main(folder, kills, seed):
     rng = random.Random(seed)
     waits, over = os.pipe()
@@ -95,10 +80,10 @@ def main(folder, kills, seed):
     pid = os.fork()
     if pid == 0:
         os.close(over)
-        os._exit(os.waitstatus_to_exitcode(os.waitpid(forked(follow_until, folder, waits, tells), 0)[1]) & 0xFF)
+        os._exit(os.waitstatus_to_exitcode(os.waitpid(children.begun(follow_until, folder, waits, tells), 0)[1]) & 0xFF)
     for _ in range(kills):
         reader, writer = os.pipe()
-        publisher = forked(publish_for_ever, folder, writer)
+        publisher = children.begun(publish_for_ever, folder, writer)
         os.close(writer)
         os.read(reader, 1)
         begun = time.monotonic()

@@ -17,13 +17,10 @@ from sok.saved_model import followed_redis, following, redis_store
 from tests.messages import saying
 from tests.reference.keys import extreme_keys
 from tests.sok.feed_cases import DIM, Served, answers, assert_same_answers, export, new_table, told
+from tests.sok.redis_needed import NEEDED, redis, redis_servers
 from tests.sok.threads_world import checked, run_world
 
-redis = pytest.importorskip("redis")
-redis_servers = pytest.importorskip("examples.redis_servers")
-needs_servers = pytest.mark.skipif(bool(redis_servers.missing()), reason=redis_servers.missing())
-needs_hiredis = pytest.mark.skipif(not _ops.has_redis(), reason="libsok_serving.so was built without hiredis")
-pytestmark = [needs_servers, needs_hiredis, pytest.mark.xdist_group("redis")]
+pytestmark = NEEDED
 
 
 @pytest.fixture(scope="module", autouse=True)

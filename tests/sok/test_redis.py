@@ -14,13 +14,10 @@ from sok.base import _ops
 from sok.saved_model.redis_place import SLOTS, RedisPlace, place_of, tags_of
 from tests.messages import saying
 from tests.sok.export_models import Rows, ids_spec
+from tests.sok.redis_needed import NEEDED, redis, redis_servers
 from tests.sok.stranger import Stranger
 
-redis = pytest.importorskip("redis")
-redis_servers = pytest.importorskip("examples.redis_servers")
-needs_servers = pytest.mark.skipif(bool(redis_servers.missing()), reason=redis_servers.missing())
-needs_hiredis = pytest.mark.skipif(not _ops.has_redis(), reason="libsok_serving.so was built without hiredis")
-pytestmark = [needs_servers, needs_hiredis, pytest.mark.xdist_group("redis")]
+pytestmark = NEEDED
 
 ERRORS = tf.errors
 

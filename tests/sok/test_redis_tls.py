@@ -8,15 +8,12 @@ import tensorflow as tf
 import trustme
 
 import sok
-from sok.base import _ops
 from sok.saved_model.redis_place import place_of
 from tests.sok.export_models import Rows, ids_spec
+from tests.sok.redis_needed import NEEDED, redis_servers
 from tests.sok.test_redis import ERRORS, filled, loaded
 
-redis_servers = pytest.importorskip("examples.redis_servers")
-needs_servers = pytest.mark.skipif(bool(redis_servers.missing()), reason=redis_servers.missing())
-needs_hiredis = pytest.mark.skipif(not _ops.has_redis(), reason="libsok_serving.so was built without hiredis")
-pytestmark = [needs_servers, needs_hiredis, pytest.mark.xdist_group("redis")]
+pytestmark = NEEDED
 
 PATIENT = {"timeout_ms": 20_000, "connect_timeout_ms": 10_000}  # on a machine that has other things to do
 

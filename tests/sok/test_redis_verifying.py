@@ -4,19 +4,13 @@ import numpy as np
 import pytest
 
 import sok
-from sok.base import _ops
 from sok.saved_model.redis_place import RedisPlace
 from sok.saved_model.table_file import TableFile
 from sok.saved_model.verifying import verify_export
 from tests.sok.export_models import Rows, ids_spec
+from tests.sok.redis_needed import NEEDED, redis_servers
 
-redis = pytest.importorskip("redis")
-redis_servers = pytest.importorskip("examples.redis_servers")
-pytestmark = [
-    pytest.mark.skipif(bool(redis_servers.missing()), reason=redis_servers.missing()),
-    pytest.mark.skipif(not _ops.has_redis(), reason="libsok_serving.so was built without hiredis"),
-    pytest.mark.xdist_group("redis"),
-]
+pytestmark = NEEDED
 
 
 @pytest.fixture(scope="module")
