@@ -35,7 +35,7 @@ def test_checks_pass_under_legacy_keras(tmp_path):
         str(tmp_path),
         str(path),
     ]
-    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=480)
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=1200)
     print(done.stdout[-4000:], done.stderr[-1000:])  # shown if the next lines fail
     assert done.returncode == 0, "a check failed under tf_keras: see its output"
     assert " passed" in done.stdout and " skipped" not in done.stdout
