@@ -162,7 +162,7 @@ RowLog::~RowLog() {
 bool RowLog::IsMine() const { return getpid() == process_; }
 
 int64_t RowLog::memory_bytes() const {
-  return BufferBytes(floats_, has_versions_ ? words_ : -1) +
+  return 2 * segment_bytes_ + RingBytes(block_bytes_) +
          static_cast<int64_t>(live_.capacity() * (5 * sizeof(uint32_t) + 1)) +
          static_cast<int64_t>(tags_.capacity() * sizeof(uint32_t));
 }
