@@ -94,6 +94,8 @@ class Hosts:
         self, count: int, rate: str | None = None, latency: float | None = None, openssh: bool | None = None
     ) -> None:
         self.openssh = has_openssh() if openssh is None else openssh
+        if self.openssh and not has_openssh():
+            raise RuntimeError("OpenSSH is not installed, or not its server: apt-get install openssh-server.")
         self._held: list[subprocess.Popen[str]] = []
         self._wire: subprocess.Popen[str] | None = None  # the forwarder
         _remove_stale_folders()

@@ -137,6 +137,12 @@ def test_a_job_over_two_hosts_equals_one_worker_and_names_the_host_that_it_loses
         assert is_right(told) and not is_right({**told, what: wrong})
 
 
+def test_openssh_that_is_not_installed_is_said(monkeypatch):
+    monkeypatch.setattr("examples.hosts.namespaces._SSHD", None)
+    with pytest.raises(RuntimeError, match="apt-get install openssh-server"):
+        Hosts(1, openssh=True)
+
+
 def test_where_hosts_cannot_be_made_the_example_says_why(tmp_path):
     command = [str(ROOT / "examples" / "hosts.sh"), "--check"]
     environment = {"PATH": str(tmp_path), "PYTHON": sys.executable}  # without `ip` and its like

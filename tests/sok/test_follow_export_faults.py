@@ -92,6 +92,25 @@ def test_nothing_is_wrong_without_a_fault(here):
     assert 0 <= one.lag < 600
 
 
+def test_the_disk_has_a_version_before_it_has_its_name(here, monkeypatch):
+    synced, named, fsync, rename = set(), [], os.fsync, os.rename
+
+    def told_fsync(descriptor):
+        fsync(descriptor)
+        synced.add(os.fstat(descriptor).st_ino)
+
+    def told_rename(old, new):
+        if os.path.isdir(old):
+            inside = [Path(folder, name) for folder, _, names in os.walk(old) for name in (".", *names)]
+            named.append({str(path.relative_to(old)) for path in inside if path.stat().st_ino not in synced})
+        rename(old, new)
+
+    monkeypatch.setattr(os, "fsync", told_fsync)
+    monkeypatch.setattr(os, "rename", told_rename)
+    assert follower(here).poll()
+    assert named == [set()]
+
+
 def table_file(here):
     return next(path for path in (here / "exports" / "1" / "assets").iterdir() if "identity" not in path.name)
 

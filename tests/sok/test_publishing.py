@@ -204,6 +204,21 @@ def test_a_model_of_keras_is_published_by_a_callback(tmp_path):
     assert saves(tmp_path) == 2 + 3  # of four steps, of eight; each time at the end, too
 
 
+def test_a_callback_publishes_the_model_of_the_fit_it_is_given_to(tmp_path):
+    def model(name):
+        ids = keras.Input([2], dtype="int64")
+        hidden = keras.layers.Flatten()(sok.Embedding(100, 2, name=name)(ids))
+        made = keras.Model(ids, keras.layers.Dense(1)(hidden))
+        made.compile(sok.DistributedOptimizer("sgd"), "mse")
+        return made
+
+    data, publish = (np.arange(8).reshape(4, 2), np.ones([4, 1])), sok.callbacks.Publish(tmp_path, every_steps=100)
+    model("of_the_first_fit").fit(*data, verbose=0, callbacks=[publish])
+    with pytest.warns(UserWarning, match="not changes alone: it holds the tables"):
+        model("of_the_second_fit").fit(*data, verbose=0, callbacks=[publish])
+    assert [table.name for table in read_manifest(tmp_path).tables] == ["of_the_second_fit"]
+
+
 # How far behind.
 
 
