@@ -1,14 +1,13 @@
 """That benchmarks/merlin.py trains what it says, and scales as it says."""
 
 import json
-import time
 import types
 
 import numpy as np
 import pytest
 
 import sok
-from benchmarks import merlin, synthetic, towers
+from benchmarks import merlin, small_tables, synthetic, towers
 from benchmarks.jobs import all_jobs, select
 from tests.benchmarks.merlin_model import (
     MODEL,
@@ -129,19 +128,37 @@ def test_the_command_trains_with_ids_of_the_whole_batch(tmp_path, capsys, monkey
     assert 0 < found["made_s"] < found["first_step_s"]
 
 
-def test_strategies_take_turns_and_are_compared_window_by_window():
+def test_strategies_take_turns_and_are_compared_window_by_window(monkeypatch):
     sok.Init(seed=1)
-    turns, slow = [], {"row_wise": 0.002, "basic": 0.004, "auto": 0.008}
+    turns, now = [], [0.0]
+    monkeypatch.setattr(small_tables, "time", types.SimpleNamespace(perf_counter=lambda: now[0]))
+    slow = {"row_wise": [2, 3], "basic": [4, 9], "auto": [8, 9]}  # ms of a step, window by window
 
     def stepper(name):
-        return lambda: (turns.append(name), time.sleep(slow[name]))
+        def step():
+            done = turns.count(name) - synthetic.NUM_BATCHES  # below 0 before the windows
+            turns.append(name)
+            now[0] += 1e-3 * slow[name][done] if done >= 0 else 60
+
+        return step
 
     trainings = {name: types.SimpleNamespace(step=stepper(name)) for name in slow}
     figures = merlin.beside_each_other(trainings, windows=2, steps=1)
     assert turns[-6:] == ["row_wise", "basic", "auto", "auto", "basic", "row_wise"]
-    assert figures["row_wise_ms"] >= 2 and figures["auto_ms"] >= 8 and "row_wise_to_row_wise" not in figures
-    assert figures["basic_to_row_wise_low"] <= figures["basic_to_row_wise"] <= figures["basic_to_row_wise_high"]
-    assert figures["auto_to_best"] == figures["auto_to_row_wise"] > figures["basic_to_row_wise"]
+    assert figures == pytest.approx(
+        {
+            "row_wise_ms": 2.5,
+            "basic_ms": 6.5,
+            "auto_ms": 8.5,
+            "basic_to_row_wise_low": 2.25,
+            "basic_to_row_wise": 2.5,
+            "basic_to_row_wise_high": 2.75,
+            "auto_to_row_wise_low": 3.25,
+            "auto_to_row_wise": 3.5,
+            "auto_to_row_wise_high": 3.75,
+            "auto_to_best": 3.5,
+        }
+    )
 
 
 def test_jobs_of_one_and_two_workers():
