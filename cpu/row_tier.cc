@@ -186,7 +186,7 @@ RowTier::Frame* RowTier::TakeFrame(uint32_t row, uint32_t slot) {
     frame = FrameAt(free_.back());
     free_.pop_back();
   }
-  *frame = {row, slot, wave_, 1, 0};
+  *frame = {row, slot, wave_, 0, 0};
   if (has_versions()) Order(frame) = OrderOf(now_, 0);
   return frame;
 }
@@ -202,9 +202,21 @@ void RowTier::Fit() {
   if (hand_ >= made_) hand_ = 0;
 }
 
+void RowTier::ExpectLeave() const {
+  constexpr int64_t kFramesAhead = 24, kRecordsAhead = 12, kMostAhead = 512;  // bytes of a record
+  __builtin_prefetch(FrameAt(std::min(hand_ + kFramesAhead, made_ - 1)), 1);
+  const Frame* frame = FrameAt(std::min(hand_ + kRecordsAhead, made_ - 1));
+  if (frame->row == kNoRow || frame->wave == wave_ || frame->soon > 0 || frame->heat > 0) return;
+  __builtin_prefetch(places_ + frame->row, 1);
+  if (frame->slot != RowLog::kNoSlot) return;
+  for (int64_t at = 64; at < std::min(frame_bytes_, kMostAhead); at += 64)
+    __builtin_prefetch(reinterpret_cast<const char*>(frame) + at);
+}
+
 void RowTier::MakeRoom(int64_t n) {
   const int64_t most = most_rows_here();
   while (static_cast<int64_t>(free_.size()) + most - made_ < n) {
+    ExpectLeave();
     Frame* frame = FrameAt(hand_);
     hand_ = hand_ + 1 == made_ ? 0 : hand_ + 1;
     if (frame->row == kNoRow || frame->wave == wave_) continue;
@@ -276,8 +288,11 @@ int64_t RowTier::Bring(const Cpu& cpu, const uint32_t* rows, int64_t n, bool wri
         throw;
       }
     }
-    if (writes) frame->soon = 0;
-    frame->heat = std::min<uint16_t>(kMaxHeat, frame->heat + 1);
+    if (writes) {
+      frame->soon = 0;
+    } else {
+      frame->heat = std::min<int16_t>(kMaxHeat, frame->heat + kHeatOfUse);
+    }
     ++hits_;
   }
   try {
@@ -386,18 +401,22 @@ std::unique_ptr<RowTier> RowTier::Widened(const std::vector<float>& fresh, Facts
   auto wider = std::make_unique<RowTier>(config_, label_, name_, floats, max_rows_, std::move(facts));
   wider->SetBeside(beside_);
   const SerialExecutor executor;
+  std::vector<uint32_t> rows;
   for (int64_t first = 0; first < max_rows_; first += int64_t{1} << kSlabShift) {
     if (Word(first) == 0) continue;
     wider->Touch(first);
-    for (int64_t row = first; row < std::min(max_rows_, first + (int64_t{1} << kSlabShift)); ++row) {
-      if ((Word(row) & kUnwritten) != 0) continue;
-      Failure failure;
-      const float* record = Peek(row, &failure);
-      failure.Throw(*this);
-      const uint32_t number = static_cast<uint32_t>(row);
-      wider->Bring(Cpu{executor}, &number, 1, /*writes=*/true);
-      std::copy_n(record, floats_, wider->places_[row]);
-      std::copy(fresh.begin(), fresh.end(), wider->places_[row] + floats_);
+    rows.clear();
+    for (int64_t row = first; row < std::min(max_rows_, first + (int64_t{1} << kSlabShift)); ++row)
+      if ((Word(row) & kUnwritten) == 0) rows.push_back(static_cast<uint32_t>(row));
+    for (auto row = rows.begin(); row != rows.end();) {
+      const auto end = row + wider->Bring(Cpu{executor}, &*row, rows.end() - row, /*writes=*/true);
+      for (; row != end; ++row) {
+        Failure failure;
+        const float* record = Peek(*row, &failure);
+        failure.Throw(*this);
+        std::copy_n(record, floats_, wider->places_[*row]);
+        std::copy(fresh.begin(), fresh.end(), wider->places_[*row] + floats_);
+      }
     }
   }
   wider->hits_ = hits_;

@@ -54,7 +54,8 @@ int64_t RowTier::TakeIn(Ahead* ahead, int rounds) {
     Frame* frame = TakeFrame(one.row, SlotOf(one.row));
     if (has_versions()) Order(frame) = one.order;
     std::memcpy(RecordOf(frame), one.to, static_cast<size_t>(floats_) * sizeof(float));
-    frame->heat = 0;  // so that the step uses it as often as one that it has read itself
+    frame->heat =
+        1 - kHeatOfUse;  // its step is no use beyond the first; but the next one may have been told that it is here
     frame->soon = static_cast<uint16_t>(rounds);
     places_[one.row] = RecordOf(frame);
     ++taken;

@@ -25,8 +25,11 @@ namespace sok {
 namespace {
 
 constexpr int64_t kSegmentBytes = int64_t{256} << 10;
-constexpr int64_t kLeastSlots = 4;        // of a segment
-constexpr int64_t kSpareSegments = 4;     // beside those for one and a half times the rows
+constexpr int64_t kLeastSlots = 4;  // of a segment
+// A file has room for twice the rows: with half as much to spare, segments that are emptied still have many live slots, and every
+// record is written nearly twice.
+constexpr int64_t kRoomPerRow = 2;
+constexpr int64_t kSpareSegments = 4;
 constexpr int64_t kSpareOfVersions = 40;  // so that one sync serves many segments
 constexpr int64_t kReleasedAtOnce = 64;
 constexpr unsigned kDepth = 128;          // reads in flight
@@ -98,8 +101,8 @@ RowLog::RowLog(const std::string& path, const std::string& name, int64_t floats,
   per_block_ = block_bytes_ / bytes_;
   segment_bytes_ = SegmentBytes(block_bytes_);
   slots_ = segment_bytes_ / block_bytes_ * per_block_;
+  words_of_bits_ = (slots_ + 63) / 64;
   open_buffer_ = std::make_unique<Buffer>(segment_bytes_);
-  clean_buffer_ = std::make_unique<Buffer>(segment_bytes_);
   MakeFolders(path);
   RemoveLogsLeftOver(path);
   do {
@@ -139,6 +142,7 @@ bool RowLog::IsOurs() {
 
 void RowLog::Open() {
   is_mapped_ = IsInMemory(file_) && (!is_direct_ || GoThroughCache());
+  if (!is_mapped_) clean_buffer_ = std::make_unique<Buffer>(segment_bytes_);
   if (is_direct_) ring_ = ReadRing::Make(static_cast<unsigned>(RingBytes(block_bytes_) / block_bytes_));
   if (ring_ != nullptr) {
     ring_buffer_ = std::make_unique<Buffer>(static_cast<int64_t>(ring_->depth()) * block_bytes_);
@@ -163,13 +167,13 @@ bool RowLog::IsMine() const { return getpid() == process_; }
 
 int64_t RowLog::memory_bytes() const {
   return 2 * segment_bytes_ + RingBytes(block_bytes_) +
-         static_cast<int64_t>(live_.capacity() * (5 * sizeof(uint32_t) + 1)) +
+         static_cast<int64_t>(live_.capacity() * (5 * sizeof(uint32_t) + 1) + is_live_.capacity() * sizeof(uint64_t)) +
          static_cast<int64_t>(tags_.capacity() * sizeof(uint32_t));
 }
 
 void RowLog::Reserve(int64_t rows) {
   const int64_t has = static_cast<int64_t>(live_.size());
-  int64_t wants = (rows + rows / 2 + slots_ - 1) / slots_ + (has_versions_ ? kSpareOfVersions : kSpareSegments);
+  int64_t wants = (kRoomPerRow * rows + slots_ - 1) / slots_ + (has_versions_ ? kSpareOfVersions : kSpareSegments);
   if (wants <= has) return;
   wants = std::max(wants, has + has / 16);
   if (wants * slots_ > kNoSlot) wants = kNoSlot / slots_;
@@ -179,6 +183,7 @@ void RowLog::Reserve(int64_t rows) {
   free_.reserve(static_cast<size_t>(wants));
   emptied_.reserve(static_cast<size_t>(wants));
   stuck_.reserve(static_cast<size_t>(wants));
+  is_live_.reserve(static_cast<size_t>(wants * words_of_bits_));
   if (has_versions_) tags_.reserve(static_cast<size_t>(wants * slots_));
   is_out_.reserve(static_cast<size_t>(wants));
   const off_t begin = has * segment_bytes_, bytes = (wants - has) * segment_bytes_;
@@ -205,6 +210,7 @@ void RowLog::Reserve(int64_t rows) {
     map_ = static_cast<char*>(map);
   }
   live_.resize(static_cast<size_t>(wants), 0);
+  is_live_.resize(static_cast<size_t>(wants * words_of_bits_), 0);
   begun_.resize(static_cast<size_t>(wants), 0);
   is_out_.resize(static_cast<size_t>(wants), 0);
   if (has_versions_) tags_.resize(static_cast<size_t>(wants * slots_), 0);
@@ -272,50 +278,68 @@ bool RowLog::Clean() {
     }
   }
   if (best == UINT32_MAX || fewest >= slots_) return false;
-  if (Pread(clean_buffer_->get(), segment_bytes_, static_cast<int64_t>(best) * segment_bytes_) != 0) {
+  const int64_t begin = static_cast<int64_t>(best) * segment_bytes_;
+  if (map_ == nullptr && Pread(clean_buffer_->get(), segment_bytes_, begin) != 0) {
     stuck_.push_back(best);  // a bad place of the disk: whoever reads its rows finds out, and others go on
     return true;
   }
   __atomic_fetch_add(&read_bytes_, segment_bytes_, __ATOMIC_RELAXED);
-  for (int64_t i = 0; i < slots_; ++i) {
-    const uint32_t slot = static_cast<uint32_t>(best * slots_ + i);
-    const char* from = clean_buffer_->get() + OffsetInSegment(i);
-    const uint32_t row = RowOfSlot(from);
-    if (has_versions_ && tags_[slot] != 0) {
-      if (IsNeeded(slot)) tags_[AppendRaw(from)] = tags_[slot];
-      if (!IsNeeded(slot)) --retained_;
-      tags_[slot] = 0;
-      --live_[best];
-      continue;
-    }
-    const Fate fate = owner_->FateOf(row, slot);
-    if (fate == Fate::kDead) continue;
-    // A damaged record moves as it is: whoever reads it finds out.
-    if (fate == Fate::kMoves) owner_->Moved(row, AppendRaw(from));
-    --live_[best];
+  const char* const segment = map_ == nullptr ? clean_buffer_->get() : map_ + begin;
+  for (int64_t word = 0; word < words_of_bits_; ++word) {
+    const uint64_t live = is_live_[static_cast<size_t>(best * words_of_bits_ + word)];
+    const auto for_each = [&](const auto& body) {
+      for (uint64_t bits = live; bits != 0; bits &= bits - 1) {
+        const int64_t index = word * 64 + __builtin_ctzll(bits);
+        body(static_cast<uint32_t>(best * slots_ + index), segment + OffsetInSegment(index));
+      }
+    };
+    for_each([&](uint32_t, const char* from) { owner_->Expect(RowOfSlot(from)); });
+    for_each([&](uint32_t slot, const char* from) { CleanSlot(slot, from); });
   }
   // What is left has lost its row number to damage: its row says so when it is read, and the slot stays as it is.
   (live_[best] > 0 ? stuck_ : has_versions_ ? emptied_ : free_).push_back(best);
   return true;
 }
 
-uint32_t RowLog::AppendRaw(const char* slot) {
-  PrepareToAppend();
-  std::memcpy(open_buffer_->get() + OffsetInSegment(used_), slot, static_cast<size_t>(bytes_));
+void RowLog::CleanSlot(uint32_t slot, const char* from) {
+  if (has_versions_ && tags_[slot] != 0) {
+    if (IsNeeded(slot)) {
+      tags_[AppendRaw(from)] = tags_[slot];
+    } else {
+      --retained_;
+    }
+    tags_[slot] = 0;
+    return Drop(slot);
+  }
+  const uint32_t row = RowOfSlot(from);
+  const Fate fate = owner_->FateOf(row, slot);
+  if (fate == Fate::kDead) return;
+  // A damaged record moves as it is: whoever reads it finds out.
+  if (fate == Fate::kMoves) owner_->Moved(row, AppendRaw(from));
+  Drop(slot);
+}
+
+uint32_t RowLog::NewSlot() {
+  const uint32_t slot = static_cast<uint32_t>(open_ * slots_ + used_++);
   ++live_[open_];
-  return static_cast<uint32_t>(open_ * slots_ + used_++);
+  BitsOf(slot) |= BitOf(slot);
+  return slot;
+}
+
+uint32_t RowLog::AppendRaw(const char* from) {
+  PrepareToAppend();
+  std::memcpy(open_buffer_->get() + OffsetInSegment(used_), from, static_cast<size_t>(bytes_));
+  return NewSlot();
 }
 
 uint32_t RowLog::Append(uint32_t row, const float* record, uint64_t key, uint64_t order, const uint32_t* words) {
   PrepareToAppend();
   WriteSlot(open_buffer_->get() + OffsetInSegment(used_), has_versions_, {row, key, order}, record, floats_, words,
             words_);
-  ++live_[open_];
-  return static_cast<uint32_t>(open_ * slots_ + used_++);
+  return NewSlot();
 }
 
 int RowLog::Pread(char* to, int64_t bytes, int64_t offset) const {
-  if (map_ != nullptr) return std::memcpy(to, map_ + offset, static_cast<size_t>(bytes)), 0;
   for (int64_t at = 0; at < bytes;) {
     const ssize_t n = pread(file_, to + at, static_cast<size_t>(bytes - at), offset + at);
     if (n < 0 && errno == EINTR) continue;
@@ -335,12 +359,9 @@ void RowLog::Take(const char* from, Wanted* wanted) const {
 
 void RowLog::ReadOne(Wanted* wanted) const {
   wanted->error = 0;
-  if (IsOpen(wanted->slot)) return Take(open_buffer_->get() + OffsetInSegment(wanted->slot % slots_), wanted);
-  if (map_ != nullptr) {
-    __atomic_fetch_add(&read_bytes_, bytes_, __ATOMIC_RELAXED);
-    return Take(map_ + OffsetOf(wanted->slot), wanted);
-  }
-  ReadFile(wanted);
+  if (map_ == nullptr && !IsOpen(wanted->slot)) return ReadFile(wanted);
+  if (!IsOpen(wanted->slot)) __atomic_fetch_add(&read_bytes_, bytes_, __ATOMIC_RELAXED);
+  Take(Mapped(wanted->slot), wanted);
 }
 
 void RowLog::ReadFile(Wanted* wanted) const {
@@ -422,19 +443,36 @@ void RowLog::ReadAside(const Cpu& cpu, std::vector<Wanted>* wanted) const {
 
 void RowLog::ReadByThreads(const Cpu& cpu, std::vector<Wanted>* all, bool is_aside) const {
   std::vector<Wanted>& wanted = *all;
-  const char* const map = is_aside ? nullptr : map_;  // which moves as the file grows
-  constexpr int64_t kAhead = 8;
-  cpu.executor.For(static_cast<int64_t>(wanted.size()), map != nullptr ? kMissCycles : kLogReadCycles,
-                   [&](int64_t begin, int64_t end) {
-                     for (int64_t i = begin; i < end; ++i) {
-                       if (map != nullptr && i + kAhead < end) {
-                         const char* next = map + OffsetOf(wanted[static_cast<size_t>(i + kAhead)].slot);
-                         for (int64_t at = 0; at < std::min<int64_t>(bytes_, 512); at += 64)
-                           __builtin_prefetch(next + at);
-                       }
-                       ReadAlone(&wanted[static_cast<size_t>(i)], is_aside);
-                     }
-                   });
+  const int64_t n = static_cast<int64_t>(wanted.size());
+  if (map_ != nullptr && !is_aside) return ReadMapped(cpu, wanted.data(), n);  // aside: it moves as the file grows
+  cpu.executor.For(n, kLogReadCycles, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) ReadAlone(&wanted[static_cast<size_t>(i)], is_aside);
+  });
+}
+
+const char* RowLog::Mapped(uint32_t slot) const {
+  return IsOpen(slot) ? open_buffer_->get() + OffsetInSegment(slot % slots_) : map_ + OffsetOf(slot);
+}
+
+void RowLog::ReadMapped(const Cpu& cpu, Wanted* wanted, int64_t n) const {
+  constexpr int64_t kAhead = 8, kMostAhead = 512;  // records, and bytes of each
+  cpu.executor.For(n, kMissCycles + bytes_, [&](int64_t begin, int64_t end) {
+    int64_t in_file = 0;  // added once: a locked operation for each record would keep its loads from overlapping
+    for (int64_t i = begin; i < end; ++i) {
+      if (i + kAhead < end) {
+        const char* from = Mapped(wanted[i + kAhead].slot);
+        const char* to = reinterpret_cast<const char*>(wanted[i + kAhead].to);
+        for (int64_t at = 0; at < std::min(bytes_, kMostAhead); at += 64) {
+          __builtin_prefetch(from + at);
+          __builtin_prefetch(to + at, 1);
+        }
+      }
+      in_file += IsOpen(wanted[i].slot) ? 0 : 1;
+      wanted[i].error = 0;
+      Take(Mapped(wanted[i].slot), &wanted[i]);
+    }
+    __atomic_fetch_add(&read_bytes_, in_file * bytes_, __ATOMIC_RELAXED);
+  });
 }
 
 void RowLog::ReadByRing(std::vector<Wanted>* all, bool is_aside) const {

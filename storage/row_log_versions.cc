@@ -22,7 +22,7 @@ void RowLog::ReleaseSome(int64_t segments) {
       if (tag == 0 || tag >= oldest_) continue;
       tag = 0;
       --retained_;
-      --live_[static_cast<size_t>(released_to_)];
+      Drop(static_cast<uint32_t>(slot));
     }
   }
 }

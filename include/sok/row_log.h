@@ -44,6 +44,8 @@ class RowLog {
     // kForgotten: whoever has the row elsewhere gives the slot up.
     virtual Fate FateOf(uint32_t row, uint32_t slot) = 0;
     virtual void Moved(uint32_t row, uint32_t to) = 0;
+    // FateOf is about to be asked: a hint, so that memory is waited for once for many rows. Of a damaged slot it is any number.
+    virtual void Expect(uint32_t row) const = 0;
   };
 
   // A file in the folder `path`, made if it is missing. name: of the file, with what makes it unique behind it. Throws FileError.
@@ -59,7 +61,10 @@ class RowLog {
   // Appends a record [floats]; gives its slot. key, order, words: with versions. Throws FileError, then it was not appended.
   uint32_t Append(uint32_t row, const float* record, uint64_t key = 0, uint64_t order = 0,
                   const uint32_t* words = nullptr);
-  void Drop(uint32_t slot) { --live_[slot / slots_]; }
+  void Drop(uint32_t slot) {
+    --live_[slot / slots_];
+    BitsOf(slot) &= ~BitOf(slot);
+  }
 
   // With versions. The slot's row has it no more, but the versions up to `version` may need it: it stays until Release(version + 1)
   // or later. Reserve has to have made room for it.
@@ -122,6 +127,10 @@ class RowLog {
   class Buffer;
   class BlockReader;
 
+  uint64_t& BitsOf(uint32_t slot) {
+    return is_live_[static_cast<size_t>(slot / slots_ * words_of_bits_ + slot % slots_ / 64)];
+  }
+  uint64_t BitOf(uint32_t slot) const { return uint64_t{1} << slot % slots_ % 64; }
   int64_t OffsetInSegment(int64_t index) const {
     return index / per_block_ * block_bytes_ + index % per_block_ * bytes_;
   }
@@ -133,6 +142,9 @@ class RowLog {
   void SyncWritten();
   bool IsOpen(uint32_t slot) const { return slot / slots_ == open_; }
   void ReadByRing(std::vector<Wanted>* wanted, bool is_aside) const;
+  // Where a slot of a log that is mapped can be read.
+  const char* Mapped(uint32_t slot) const;
+  void ReadMapped(const Cpu& cpu, Wanted* wanted, int64_t n) const;
   void ReadByThreads(const Cpu& cpu, std::vector<Wanted>* wanted, bool is_aside) const;
   void ReadFile(Wanted* wanted) const;  // by a call of the system
   void ReadAlone(Wanted* wanted, bool is_aside) const { is_aside ? ReadFile(wanted) : ReadOne(wanted); }
@@ -142,14 +154,16 @@ class RowLog {
   void WriteOpen(int64_t end);  // of the open segment, up to there
   // Empties the segment with the fewest live slots; false: there is none that is worth it.
   bool Clean();
-  uint32_t AppendRaw(const char* slot);
+  void CleanSlot(uint32_t slot, const char* from);
+  uint32_t AppendRaw(const char* from);
+  uint32_t NewSlot();                                        // of the open segment, which has one
   int Pread(char* to, int64_t bytes, int64_t offset) const;  // 0, or the error
 
   const pid_t process_;
   const int64_t floats_, words_;
   const bool has_versions_;
   const int64_t head_bytes_, bytes_;  // of a slot: in front of the record, and in all
-  int64_t per_block_, block_bytes_, slots_, segment_bytes_;
+  int64_t per_block_, block_bytes_, slots_, segment_bytes_, words_of_bits_;
   Owner* const owner_;
   std::string file_name_;
   int file_ = -1;
@@ -157,6 +171,7 @@ class RowLog {
   bool is_mapped_ = false;              // files in memory, or in persistent memory, are read where they lie
   char* map_ = nullptr;
   std::vector<uint32_t> live_;     // of each segment, how many slots
+  std::vector<uint64_t> is_live_;  // and which: [segments, words_of_bits_]
   std::vector<uint32_t> begun_;    // and how often it was the open one
   std::vector<uint32_t> free_;     // segments; the open one is not among them
   std::vector<uint32_t> emptied_;  // with versions: free once what was moved out of them is on the disk
@@ -171,7 +186,8 @@ class RowLog {
   int64_t written_to_ = 0;  // bytes of it
   bool stays_ = false;
   bool is_cleaning_ = false;
-  std::unique_ptr<Buffer> open_buffer_, clean_buffer_;
+  std::unique_ptr<Buffer> open_buffer_;
+  std::unique_ptr<Buffer> clean_buffer_;  // of a log that is not mapped
   std::unique_ptr<Buffer> ring_buffer_;
   std::unique_ptr<ReadRing> ring_;
   mutable std::mutex ring_mutex_;  // of it, its buffer, and the two below

@@ -2,7 +2,8 @@
 // and where a row's record is said by its place, as if it were a slab of one row (RowStore).
 //
 // Which row makes room for another depends on what was brought in, in which order, and on nothing else: a hand goes around the frames,
-// and takes the first one whose row has not been used as often as the hand has come by since (at most kMaxHeat).
+// takes one degree of heat from each row, and the frame of a row that has none. A row comes in with none, and gains kHeatOfUse (up to
+// kMaxHeat) whenever it is read and already there; that a step also writes to it is no second use.
 //
 // Thread safety: Peek and PeekAll may be called from many threads at the same time; anything else needs the tier to itself.
 #pragma once
@@ -33,7 +34,7 @@ struct RowFacts {
 class RowTier final : private RowLog::Owner {
  public:
   static constexpr int kSlabShift = 12;                  // Touch makes 4,096 rows at a time
-  static constexpr int64_t kMaxRows = int64_t{1} << 31;  // of 2^32 slots, of which the file has half as many again
+  static constexpr int64_t kMaxRows = int64_t{1} << 31;  // of 2^32 slots, of which the file has twice as many
 
   using Facts = RowFacts;
 
@@ -156,14 +157,14 @@ class RowTier final : private RowLog::Owner {
     uint32_t row;
     uint32_t slot;  // in the file, with the same contents; or kNoSlot
     uint32_t wave;  // the last call of Bring that wanted it
-    uint16_t heat;
+    int16_t heat;
     uint16_t soon;  // rounds of the hand that it stays for, as a step is about to need it
   };
   // With versions there is in front of it when its contents were written (OrderOf); if they have not been, their version alone.
   static constexpr int64_t kOrderBytes = 16;  // so that records begin at multiples of 16
   static constexpr uintptr_t kInFile = 1, kUnwritten = 2, kWanted = 4, kTags = 7;
   static constexpr int kSlotShift = 3;
-  static constexpr uint16_t kMaxHeat = 5;
+  static constexpr int16_t kHeatOfUse = 2, kMaxHeat = 15;
   static constexpr uint32_t kNoRow = 0xFFFFFFFFu;
 
   uintptr_t Word(int64_t row) const { return reinterpret_cast<uintptr_t>(places_[row]); }
@@ -194,6 +195,7 @@ class RowTier final : private RowLog::Owner {
   void CountMisses(int64_t n) const { __atomic_fetch_add(&misses_, n, __ATOMIC_RELAXED); }
   // Makes frames free until there are `n`. All rows of the present wave and these together find room.
   void MakeRoom(int64_t n);
+  void ExpectLeave() const;  // has the cache get what the hand will soon be at
   void Leave(Frame* frame);  // its row goes to the file
   Frame* TakeFrame(uint32_t row, uint32_t slot);
   void FreeFrame(Frame* frame);
@@ -210,6 +212,9 @@ class RowTier final : private RowLog::Owner {
 
   RowLog::Fate FateOf(uint32_t row, uint32_t slot) override;
   void Moved(uint32_t row, uint32_t to) override;
+  void Expect(uint32_t row) const override {
+    if (row < max_rows_) __builtin_prefetch(places_ + row);
+  }
 
   const StorageConfig config_;
   const std::string label_, name_;

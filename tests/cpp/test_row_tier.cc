@@ -189,7 +189,7 @@ TEST(TheFileIsBoundedHoweverOftenRowsChange) {
   }
   pair.Compare();
   const sok::StorageCounts counts = pair.file().native().storage_counts();
-  CHECK(most <= 16384 * 72 * 3 / 2 + (6 << 18));
+  CHECK(most <= 16384 * 72 * 2 + (6 << 18));
   CHECK(kLess > 1 || counts.written_bytes > 4 * most);
 }
 
