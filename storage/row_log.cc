@@ -444,7 +444,7 @@ void RowLog::ReadAside(const Cpu& cpu, std::vector<Wanted>* wanted) const {
 void RowLog::ReadByThreads(const Cpu& cpu, std::vector<Wanted>* all, bool is_aside) const {
   std::vector<Wanted>& wanted = *all;
   const int64_t n = static_cast<int64_t>(wanted.size());
-  if (map_ != nullptr && !is_aside) return ReadMapped(cpu, wanted.data(), n);  // aside: it moves as the file grows
+  if (!is_aside && map_ != nullptr) return ReadMapped(cpu, wanted.data(), n);  // aside: it moves as the file grows
   cpu.executor.For(n, kLogReadCycles, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) ReadAlone(&wanted[static_cast<size_t>(i)], is_aside);
   });

@@ -28,8 +28,8 @@ class Storage:
         memory_bytes: how much memory the table may take on each worker, the index and all buffers included. As the
             index grows, the cache shrinks. What is too little is refused with the least that the table needs. To be
             given with `path`; None: all rows are in memory.
-        path: the folder of the file, on each worker's own disk; made if it is missing. A file takes up to about 1.5
-            times the bytes of all rows and their slots. On tmpfs it is memory again.
+        path: the folder of the file, on each worker's own disk; made if it is missing. A file takes up to about twice
+            the bytes of all rows and their slots. On tmpfs it is memory again.
         tables: how many tables share `memory_bytes` and `gpu_bytes`: each table that is given this storage takes an
             equal part.
         gpu_bytes: how much memory of the GPU rows in use may take, if the table lies there. None: as much as

@@ -166,6 +166,22 @@ TEST(ATableMayBeExchangedOrGoWhileItsRowsAreRead) {
   }
 }
 
+TEST(TheFileMayGrowWhileItIsRead) {  // where it is mapped, the mapping moves
+  for (const std::string& parent : Parents()) {
+    const Folder folder(parent);
+    const Little little("400");
+    const uint64_t rows = 200000 / kLess;
+    Table table(WithFile(Config(16, static_cast<int64_t>(rows)), folder, kMany)),
+        other(Config(16, static_cast<int64_t>(rows)));
+    table.Lookup(Range(0, 3000));
+    Readers readers(&table, 3000);
+    for (uint64_t key = 3000; key < rows; key += 1000) table.Lookup(Range(key, std::min(key + 1000, rows)));
+    CHECK(readers.Join() > 0);
+    other.Lookup(Range(0, rows));
+    CHECK(Contents(&table.native()) == Contents(&other.native()));
+  }
+}
+
 TEST(ALookupFindsInMemoryWhatWasReadAhead) {
   for (const std::string& parent : Parents()) {
     const Folder folder(parent);
