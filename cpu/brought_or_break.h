@@ -14,7 +14,7 @@ void EmbeddingTable::ForBroughtOrBreak(const Cpu& cpu, const uint32_t* rows, int
                                        const Body& body) {
   if (rows_.tier() == nullptr) return body(int64_t{0}, n);  // nothing can fail
   try {
-    ForBrought(cpu, rows, n, /*writes=*/true, [&](int64_t begin, int64_t end) {
+    ForBrought(cpu, rows, n, RowUse::kWrite, [&](int64_t begin, int64_t end) {
       is_begun = true;
       body(begin, end);
     });

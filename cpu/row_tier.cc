@@ -238,7 +238,8 @@ void RowTier::BeginWave() {
   Fit();
 }
 
-int64_t RowTier::Bring(const Cpu& cpu, const uint32_t* rows, int64_t n, bool writes) {
+int64_t RowTier::Bring(const Cpu& cpu, const uint32_t* rows, int64_t n, RowUse use) {
+  const bool writes = use != RowUse::kRead, reads = use != RowUse::kWrite;
   if (!log_->IsMine()) {
     throw FailedPrecondition(label_ +
                              ": its rows lie in a file of the process that made it, and this one was forked from it. "
@@ -288,11 +289,8 @@ int64_t RowTier::Bring(const Cpu& cpu, const uint32_t* rows, int64_t n, bool wri
         throw;
       }
     }
-    if (writes) {
-      frame->soon = 0;
-    } else {
-      frame->heat = std::min<int16_t>(kMaxHeat, frame->heat + kHeatOfUse);
-    }
+    if (writes) frame->soon = 0;
+    if (reads) frame->heat = std::min<int16_t>(kMaxHeat, frame->heat + kHeatOfUse);
     ++hits_;
   }
   try {
@@ -409,7 +407,7 @@ std::unique_ptr<RowTier> RowTier::Widened(const std::vector<float>& fresh, Facts
     for (int64_t row = first; row < std::min(max_rows_, first + (int64_t{1} << kSlabShift)); ++row)
       if ((Word(row) & kUnwritten) == 0) rows.push_back(static_cast<uint32_t>(row));
     for (auto row = rows.begin(); row != rows.end();) {
-      const auto end = row + wider->Bring(Cpu{executor}, &*row, rows.end() - row, /*writes=*/true);
+      const auto end = row + wider->Bring(Cpu{executor}, &*row, rows.end() - row, RowUse::kWrite);
       for (; row != end; ++row) {
         Failure failure;
         const float* record = Peek(*row, &failure);

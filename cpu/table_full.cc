@@ -40,7 +40,7 @@ void EmbeddingTable::Inherit(const Cpu& cpu, const MadeRow* made, int64_t n) {
   for (int64_t k = 0; k < n; ++k) {
     const uint32_t from = FindRow(config_.policies.SharedKey(made[k].key)), pair[] = {from, made[k].row};
     if (from == kNoRow) continue;
-    ForBrought(cpu, pair, 2, /*writes=*/true, [&](int64_t, int64_t) {
+    ForBrought(cpu, pair, 2, RowUse::kWrite, [&](int64_t, int64_t) {
       CopyAside(&from, 1);
       SettleRows(&from, 1);
       std::memcpy(rows_.Record(made[k].row), rows_.Record(from), bytes);

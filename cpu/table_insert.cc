@@ -141,7 +141,7 @@ void EmbeddingTable::InsertMissing(const Cpu& cpu, Scratch* scratch, const uint6
     if (candidates_) TakeHistories(made.rows + first, last - first);
   };
   try {
-    if (fresh != Fresh::kNo) ForBrought(cpu, made_rows, made.n, /*writes=*/true, fill);
+    if (fresh != Fresh::kNo) ForBrought(cpu, made_rows, made.n, RowUse::kWrite, fill);
     if (fresh == Fresh::kInherits) Inherit(cpu, made.rows, made.n);
   } catch (...) {  // the file has no room for rows that these push out of memory, or does not give what they inherit
     TakeBack(made);

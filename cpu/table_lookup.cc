@@ -291,7 +291,7 @@ void EmbeddingTable::FinishFeature(const Cpu& cpu, Scratch* scratch, const Featu
   });
   uint32_t* made = table->rows_.tier() == nullptr ? nullptr : scratch->Get<uint32_t>(admitted);
   for (int64_t k = 0; made != nullptr && k < admitted; ++k) made[k] = rows[missing[k]];
-  table->ForBrought(cpu, made, admitted, table->WritesWhenRead(), [&](int64_t first, int64_t last) {
+  table->ForBrought(cpu, made, admitted, table->UseOfLookup(), [&](int64_t first, int64_t last) {
     cpu.executor.For(last - first, kKeyCycles + dim, [&](int64_t begin, int64_t end) {
       for (int64_t k = first + begin; k < first + end; ++k) {
         if (changes) {  // of a row that another call has made since the search
@@ -320,15 +320,16 @@ void EmbeddingTable::ReadTasks(const Cpu& cpu, const Feature& feature, const Tas
              });
   };
   if (rows_.tier() == nullptr) return read(0, num_tasks, true);
-  const bool writes = made != Made::kNone && WritesWhenRead();
+  const RowUse use = made != Made::kNone ? UseOfLookup() : RowUse::kRead;
+  const bool writes = use != RowUse::kRead;
   if (feature.output == nullptr && !writes) return read(0, num_tasks, false);  // nobody wants what is in the file
   for (int64_t t = 0, next; t < num_tasks; t = next) {
     const int64_t begin = tasks[t].begin, most = rows_.tier()->most_rows_here();
     for (next = t + 1; next < num_tasks && tasks[next].end - begin <= most;) ++next;
     const int64_t n = tasks[next - 1].end - begin;
-    const bool are_here = Bring(cpu, rows + begin, n, writes) == n;
+    const bool are_here = Bring(cpu, rows + begin, n, use) == n;
     if (!are_here && writes) {  // one task with more rows than there is room for: a large segment
-      ForBrought(cpu, rows + begin, n, writes, [&](int64_t first, int64_t last) {
+      ForBrought(cpu, rows + begin, n, use, [&](int64_t first, int64_t last) {
         CopyAside(rows + begin + first, last - first);
         SettleRows(rows + begin + first, last - first);
         if (CountsInRecords()) CountRows(rows + begin + first, last - first);  // before they leave again

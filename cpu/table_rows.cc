@@ -30,7 +30,8 @@ void EmbeddingTable::Gather(const Cpu& cpu, const int64_t* row_ids, int64_t n, f
   const std::vector<uint32_t> numbers = RowsOfIds(row_ids, n);
   const int64_t dim = config_.dim;
   const size_t bytes = static_cast<size_t>(dim) * sizeof(float);
-  ForBrought(cpu, numbers.data(), n, HasDecay(), [&](int64_t first, int64_t last) {
+  const RowUse use = HasDecay() ? RowUse::kReadAndWrite : RowUse::kRead;
+  ForBrought(cpu, numbers.data(), n, use, [&](int64_t first, int64_t last) {
     SettleRows(numbers.data() + first, last - first);
     cpu.executor.For(last - first, kReadCycles + dim, [&](int64_t begin, int64_t end) {
       for (int64_t i = first + begin; i < first + end; ++i) {

@@ -7,13 +7,13 @@
 
 namespace sok {
 
-int64_t EmbeddingTable::Bring(const Cpu& cpu, const uint32_t* rows, int64_t n, bool writes) const {
+int64_t EmbeddingTable::Bring(const Cpu& cpu, const uint32_t* rows, int64_t n, RowUse use) const {
   RowTier* tier = rows_.tier();
   if (tier == nullptr) return n;
   CheckWhole();
   tier->SetBeside(BytesBeside());
   try {
-    return tier->Bring(cpu, rows, n, writes);
+    return tier->Bring(cpu, rows, n, use);
   } catch (const RowTier::Unreadable& row) {
     ThrowUnreadable(row);
   }

@@ -88,7 +88,7 @@ void EmbeddingTable::SettleBefore(const Cpu& cpu, const SlotSet& set, const Upda
     RowsOfPart(p, /*changes=*/false, &part);
     rows.clear();
     for (const auto& [row, key] : part) rows.push_back(row);
-    ForBrought(cpu, rows.data(), static_cast<int64_t>(rows.size()), /*writes=*/true, [&](int64_t first, int64_t last) {
+    ForBrought(cpu, rows.data(), static_cast<int64_t>(rows.size()), RowUse::kWrite, [&](int64_t first, int64_t last) {
       cpu.executor.For(last - first, kRowCycles, [&](int64_t begin, int64_t end) {
         CopyAside(rows.data() + first + begin, end - begin);
         SettleRows(rows.data() + first + begin, end - begin);

@@ -42,7 +42,7 @@ void EmbeddingTable::BeginToAge(const Cpu& cpu, const std::vector<std::pair<uint
   };
   for (auto row = rows.begin(); row != rows.end();) {
     try {
-      const int64_t count = tier->Bring(cpu, &*row, rows.end() - row, /*writes=*/true);
+      const int64_t count = tier->Bring(cpu, &*row, rows.end() - row, RowUse::kWrite);
       std::for_each(row, row + count, age);
       row += count;
     } catch (const RowTier::Unreadable& unreadable) {

@@ -264,13 +264,13 @@ class EmbeddingTable final : public TableStore {
   // Of a table with a file, brings the first of these rows into memory, as many as it has room for at a time (RowTier::Bring), and gives
   // how many; of another one all are there. Logically const. Throws DamagedFile, FileError, and FailedPrecondition for a table that an
   // error has left half changed.
-  int64_t Bring(const Cpu& cpu, const uint32_t* rows, int64_t n, bool writes) const;
+  int64_t Bring(const Cpu& cpu, const uint32_t* rows, int64_t n, RowUse use) const;
   // Calls body(begin, end) for parts of these rows that are in memory, in order, until all have been.
   template <class Body>
-  void ForBrought(const Cpu& cpu, const uint32_t* rows, int64_t n, bool writes, const Body& body) const {
+  void ForBrought(const Cpu& cpu, const uint32_t* rows, int64_t n, RowUse use, const Body& body) const {
     if (rows_.tier() == nullptr) return body(int64_t{0}, n);
     for (int64_t begin = 0; begin < n;) {
-      const int64_t count = Bring(cpu, rows + begin, n - begin, writes);
+      const int64_t count = Bring(cpu, rows + begin, n - begin, use);
       body(begin, begin + count);
       begin += count;
     }
@@ -402,6 +402,7 @@ class EmbeddingTable final : public TableStore {
   // A lookup for training settles rows, or counts them.
   bool ChangesWhenRead() const { return history_ != nullptr || HasDecay(); }
   bool WritesWhenRead() const { return HasDecay() || CountsInRecords(); }  // to records
+  RowUse UseOfLookup() const { return WritesWhenRead() ? RowUse::kReadAndWrite : RowUse::kRead; }
   // The weights of a row after every update so far: in its record, or worked out in out [dim]. scratch: [2 * dim]. record: where it is,
   // if the caller knows.
   const float* ReadRow(uint32_t row, uint64_t key, float* out, float* scratch, const float* record = nullptr) const;

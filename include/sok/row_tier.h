@@ -31,6 +31,9 @@ struct RowFacts {
   std::function<void(uint32_t row, uint32_t* words)> words;
 };
 
+// What rows are brought into memory for.
+enum class RowUse { kRead, kWrite, kReadAndWrite };
+
 class RowTier final : private RowLog::Owner {
  public:
   static constexpr int kSlabShift = 12;                  // Touch makes 4,096 rows at a time
@@ -60,8 +63,8 @@ class RowTier final : private RowLog::Owner {
 
   // Brings the first rows of `rows` into memory, as many as there is room for; gives how many that is: all, or most_rows_here()
   // distinct ones. They stay until the next call. Rows that have never been written read as zeros. kNoRow is passed over.
-  // writes: the records will be written to. Throws Unreadable or FileError, then no row has changed.
-  int64_t Bring(const Cpu& cpu, const uint32_t* rows, int64_t n, bool writes);
+  // Throws Unreadable or FileError, then no row has changed.
+  int64_t Bring(const Cpu& cpu, const uint32_t* rows, int64_t n, RowUse use);
 
   // A row that cannot be had: `error` of the system, or 0 for one that is not what was written.
   struct Unreadable : std::runtime_error {

@@ -273,7 +273,7 @@ TEST(WhatASlotHeldBeforeItWasWrittenAgainIsNotTaken) {
     sok::RowTier tier({kMany, folder.path()}, "table", "rows", 250, 64);
     tier.Touch(0);
     const auto write = [&](uint32_t row, float value) {
-      CHECK_EQ(tier.Bring({kThreads}, &row, 1, /*writes=*/true), 1);
+      CHECK_EQ(tier.Bring({kThreads}, &row, 1, sok::RowUse::kWrite), 1);
       tier.places()[row][0] = value;
     };
     const uint32_t row = 5;

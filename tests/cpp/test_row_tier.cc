@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <numeric>
 #include <random>
 #include <string>
 #include <vector>
@@ -191,6 +192,53 @@ TEST(TheFileIsBoundedHoweverOftenRowsChange) {
   const sok::StorageCounts counts = pair.file().native().storage_counts();
   CHECK(most <= 16384 * 72 * 2 + (6 << 18));
   CHECK(kLess > 1 || counts.written_bytes > 4 * most);
+}
+
+TEST(ARowThatLookupsFindStaysAndOneThatIsOnlyWrittenLeaves) {
+  using sok::RowUse;
+  for (const RowUse use : {RowUse::kRead, RowUse::kReadAndWrite, RowUse::kWrite}) {
+    const Folder folder;
+    setenv("SOK_STORAGE_FRAMES", "100", 1);
+    sok::RowTier tier({kMany, folder.path()}, "table", "rows", 16, 4096);
+    unsetenv("SOK_STORAGE_FRAMES");
+    tier.Touch(0);
+    const auto bring = [&](uint32_t begin, uint32_t end, RowUse what) {
+      std::vector<uint32_t> rows(end - begin);
+      std::iota(rows.begin(), rows.end(), begin);
+      CHECK_EQ(tier.Bring({kThreads}, rows.data(), end - begin, what), end - begin);
+    };
+    const auto are_here = [&] {
+      int64_t count = 0;
+      for (int64_t row = 0; row < 20; ++row) count += tier.IsHere(row);
+      return count;
+    };
+    bring(0, 20, RowUse::kWrite);
+    bring(0, 20, use);
+    bring(20, 100, RowUse::kRead);
+    bring(100, 180, RowUse::kRead);  // the hand comes by once
+    CHECK_EQ(are_here(), use == RowUse::kWrite ? 0 : 20);
+    bring(200, 280, RowUse::kRead);
+    bring(300, 380, RowUse::kRead);  // and has taken what heat they had
+    CHECK_EQ(are_here(), 0);
+  }
+}
+
+TEST(ARowThatLeavesIsWrittenAboutOnce) {
+  const Folder folder;
+  setenv("SOK_STORAGE_FRAMES", "64", 1);
+  setenv("SOK_STORAGE_SEGMENT_BYTES", "8192", 1);
+  const int64_t num_rows = 4096, floats = 30, slot_bytes = 128, num_turns = 8 * num_rows;
+  sok::RowTier tier({kMany, folder.path()}, "table", "rows", floats, num_rows);
+  tier.Touch(0);
+  std::mt19937 random(1);
+  for (int64_t i = 0; i < num_turns; ++i) {
+    const uint32_t row = i < num_rows ? static_cast<uint32_t>(i) : random() % num_rows;
+    tier.Bring({kThreads}, &row, 1, sok::RowUse::kWrite);
+  }
+  unsetenv("SOK_STORAGE_FRAMES");
+  unsetenv("SOK_STORAGE_SEGMENT_BYTES");
+  const double written = static_cast<double>(tier.counts().written_bytes);
+  CHECK(written > 0.9 * num_turns * slot_bytes && written < 1.4 * num_turns * slot_bytes);
 }
 
 TEST(ADamagedRowIsAnErrorThatNamesItsKey) {
