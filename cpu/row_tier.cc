@@ -289,7 +289,8 @@ int64_t RowTier::Bring(const Cpu& cpu, const uint32_t* rows, int64_t n, RowUse u
         throw;
       }
     }
-    if (writes) frame->soon = 0;
+    // One of the batches in flight has it now: those that wait for theirs stay longer.
+    frame->soon = static_cast<uint16_t>(writes ? 0 : std::max(0, frame->soon - kRoundsOfABatch));
     if (reads) frame->heat = std::min<int16_t>(kMaxHeat, frame->heat + kHeatOfUse);
     ++hits_;
   }

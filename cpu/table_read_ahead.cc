@@ -11,7 +11,6 @@ namespace sok {
 namespace {
 
 constexpr int64_t kKeysAtOnce = 4096;        // found with the lock held
-constexpr int64_t kRoundsOfABatch = 4;       // the hand takes three for a batch whose rows are used twice
 constexpr int64_t kReadsAheadAtOnce = 1024;  // whoever reads by the same ring waits for as many
 
 template <class Body>
@@ -24,7 +23,7 @@ void ForParts(const std::vector<uint32_t>& rows, int64_t size, const Body& body)
 
 int64_t EmbeddingTable::ReadAhead(const Cpu& cpu, const uint64_t* keys, int64_t n, int64_t batches) {
   int64_t read = 0;
-  const int rounds = static_cast<int>(kRoundsOfABatch * std::min<int64_t>(batches + 1, 1000));
+  const int rounds = static_cast<int>(RowTier::kRoundsOfABatch * std::min<int64_t>(batches + 1, 1000));
   try {
     std::vector<uint32_t> rows = RowsOfKeys(keys, n);
     std::vector<std::pair<uint32_t, uint32_t>> wanted;  // slot in the file, row
