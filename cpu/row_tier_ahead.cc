@@ -55,7 +55,7 @@ int64_t RowTier::TakeIn(Ahead* ahead, int rounds) {
     if (has_versions()) Order(frame) = one.order;
     std::memcpy(RecordOf(frame), one.to, static_cast<size_t>(floats_) * sizeof(float));
     frame->heat =
-        1 - kHeatOfUse;  // its step is no use beyond the first; but the next one may have been told that it is here
+        1 - kHeatOfUse;  // its step leaves it a degree more than a row that it has read: the next may need it, too
     frame->soon = static_cast<uint16_t>(rounds);
     places_[one.row] = RecordOf(frame);
     ++taken;

@@ -38,7 +38,7 @@ class RowTier final : private RowLog::Owner {
  public:
   static constexpr int kSlabShift = 12;           // Touch makes 4,096 rows at a time
   static constexpr uint16_t kRoundsOfABatch = 4;  // of the hand, that rows read ahead stay for each batch in flight
-  static constexpr int64_t kMaxRows = int64_t{1} << 31;  // of 2^32 slots, of which the file has twice as many
+  static constexpr int64_t kMaxRows = int64_t{1} << 31;  // the file has two slots for each, and 2^32 at most
 
   using Facts = RowFacts;
 

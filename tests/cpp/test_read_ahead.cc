@@ -232,6 +232,18 @@ TEST(WhatIsReadAheadLeavesRoomForTheStep) {
   }
 }
 
+TEST(RowsThatWaitForTheirStepOutlastThoseThatHadIt) {
+  const Folder folder;
+  const Little little("1200");
+  Table table(WithFile(Config(8, 20000), folder, kMany));
+  table.Assign(Range(0, 12000), 1.0f);
+  CHECK_EQ(ReadAhead(&table, Range(0, 130)), 130);
+  for (uint64_t begin = 0; begin < 10400; begin += 130) {  // nothing is written to: all stay as long as they may
+    ReadAhead(&table, Range(begin + 130, begin + 260));
+    CHECK_EQ(CountsOf(&table, [&] { table.Lookup(Range(begin, begin + 130), false); }).misses, 0);
+  }
+}
+
 TEST(RowsThatAreReadAheadAndNotUsedLeaveInTheEnd) {
   const Folder folder;
   const Little little("100");
